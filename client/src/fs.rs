@@ -498,6 +498,15 @@ pub trait FileSystem: Send + Sync {
     fn fsync(&self, handle: Handle, data_only: bool) -> Result<()>;
     /// The same for a directory, or, with the root, for everything that the caller did.
     fn fsync_inode(&self, caller: &Caller<'_>, ino: InodeId) -> Result<()>;
+    /// Makes everything that the caller did durable, and says what of all that was done through this file system was refused since a session began:
+    /// the session's number, how many operations, and why the last one was. Whoever does many operations and looks once finds out so that one
+    /// had no space; in another session the count begins anew.
+    ///
+    /// # Errors
+    /// EIO: something was lost with a session.
+    fn refused(&self) -> Result<(u64, u64, Errno)> {
+        self.fsync_inode(&Caller::ROOT, InodeId::ROOT).map(|()| (0, 0, Errno(0)))
+    }
     /// A descriptor of the open file is being closed: reports what is known by now to have gone wrong
     /// with what was written through it. Never waits.
     fn flush(&self, _handle: Handle) -> Result<()> {

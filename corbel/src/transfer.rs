@@ -12,6 +12,13 @@ const MIB: u64 = 1 << 20;
 
 fn failed(what: impl std::fmt::Display, error: Errno) -> Failure {
     let remedy = match error {
+        Errno::BUSY => {
+            "who may come to what has moved is being noted: go on in a moment, or with --no-snapshot"
+        }
+        Errno::MLINK => "delete some: a volume has no more of them; or go on with --no-snapshot",
+        Errno::NOENT | Errno::STALE => {
+            "it is not there any more, or was deleted meanwhile: corbel snapshot list"
+        }
         Errno::PERM | Errno::ACCES => "run it as the super-user",
         Errno::NOSPC => "make room, and go on: corbel receive --status says how",
         Errno::DQUOT => {

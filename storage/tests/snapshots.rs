@@ -371,7 +371,8 @@ fn differences(
     while let Some(key) = at {
         let bounds = (1 + random.below(3000) as usize, 1 + random.below(20) as usize);
         let (some, next) = volume.snapshot_difference(before, slot, key, bounds).unwrap().unwrap();
-        assert!(next.is_none_or(|next| next > key));
+        let place = |key: Key| (key.ino, key.kind & 0x7f, key.item);
+        assert!(next.is_none_or(|next| place(next) > place(key)));
         all.extend(some);
         at = next;
     }
@@ -496,6 +497,53 @@ fn what_both_have_is_no_difference() {
     assert_eq!(all, [Difference::Touched { ino: InodeId(2) }, content(50), content(100)]);
     let same = d.volume.snapshot_difference(Some(b), b, Key::MIN, (1 << 20, 100));
     assert_eq!(same.unwrap().unwrap().0, []);
+}
+
+/// A file in very many pieces, each of another place, is compared in many turns, and nothing of it is told twice or left out.
+#[test]
+fn content_in_many_pieces_is_told_of_in_many_turns() {
+    let mut random = Random::new(1);
+    let mut d = Driver::new(64 << 20);
+    d.must(&create(2, 1, b"f", FILE)).unwrap();
+    d.must(&create(3, 1, b"g", FILE)).unwrap();
+    let blocks = 4000;
+    let all = vec![1; 64 * BLOCK];
+    for at in (0..blocks).step_by(64) {
+        d.must(&write(2, at * BLOCK as u64, &all)).unwrap();
+    }
+    d.must(&snapshot(b"one run")).unwrap();
+    // Every other block lies elsewhere, and the rest does not.
+    for at in (0..blocks).step_by(2) {
+        d.must(&write(2, at * BLOCK as u64, &[at as u8; BLOCK])).unwrap();
+        if at % 100 == 0 {
+            d.must(&write(3, at * BLOCK as u64, &[3; BLOCK])).unwrap();
+        }
+    }
+    d.must(&snapshot(b"many")).unwrap();
+    for at in (0..blocks).step_by(64) {
+        d.must(&write(2, at * BLOCK as u64, &all)).unwrap();
+    }
+    d.must(&snapshot(b"one again")).unwrap();
+    d.publish();
+    let slot = |name| d.volume.snapshot_named(name).unwrap().slot;
+    let [one, many, again] = [&b"one run"[..], b"many", b"one again"].map(slot);
+    for (then, now, right) in [
+        (one, many, (0..blocks).step_by(2).collect::<Vec<_>>()),
+        (many, one, (0..blocks).step_by(2).collect()),
+        (many, again, (0..blocks.next_multiple_of(64)).collect()),
+        (one, again, (0..blocks.next_multiple_of(64)).collect()),
+    ] {
+        let mut told = Vec::new();
+        for one in differences(&mut d.volume, Some(then), now, &mut random) {
+            let Difference::Content { ino: InodeId(2), offset, len } = one else { continue };
+            told.extend((offset / BLOCK as u64)..(offset + len) / BLOCK as u64);
+        }
+        let twice = told.len();
+        told.sort_unstable();
+        told.dedup();
+        assert_eq!(told, right, "{then} {now}");
+        assert!(twice < right.len() * 3 / 2, "{twice} blocks are told of for {}", right.len());
+    }
 }
 
 /// A node that joins has the same snapshots, and what they share is shared there as well.

@@ -226,6 +226,14 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         }
     }
 
+    fn refused(&self) -> Result<(u64, u64, Errno)> {
+        self.sync_all()?;
+        let session = self.session()?;
+        let count = session.refusals();
+        let why = if count == 0 { Errno(0) } else { session.refusal() };
+        Ok((session.number, count, why))
+    }
+
     fn flush(&self, handle: Handle) -> Result<()> {
         let open = self.handle(handle)?;
         self.report_refusal_now(&open)

@@ -241,8 +241,10 @@ impl<H: Host> LibFsOn<H> {
         let body = self.call_of_snapshot(&Request::Differences { before, number, from })?;
         let mut r = rpc::reply_status(&body).map_err(|_| Errno::IO)?.1;
         let told = Differences::decode(&mut r).map_err(|_| Errno::IO)?;
-        // It would go on for ever.
-        if told.next.is_some_and(|next| next <= from) { Err(Errno::IO) } else { Ok(told) }
+        // It would go on for ever. (In the middle of a file's content the kind has another bit.)
+        let place = |key: Key| (key.ino, key.kind & 0x7f, key.item);
+        let stands = told.next.is_some_and(|next| place(next) <= place(from));
+        if stands { Err(Errno::IO) } else { Ok(told) }
     }
 
     /// Appends an operation that touches no inode, and returns when the service has judged it. `there`: whether there is

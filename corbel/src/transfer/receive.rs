@@ -22,7 +22,7 @@ use client::fs::{
 };
 use serde_json::{Value, json};
 use storage::format::entry::Stamp;
-use storage::format::transfer::{self, FRAME_BYTES, HEAD_BYTES, Position, Record, Xattrs};
+use storage::format::transfer::{self, FRAME_BYTES, HEAD_BYTES, Position, Record};
 
 use super::{MIB, failed, interrupted};
 use crate::cli::Global;
@@ -32,6 +32,8 @@ use crate::volume::Volume;
 
 /// Bytes of content, and records, after which it is noted how far it is.
 const NOTE: (u64, u64) = (64 * MIB, 20_000);
+/// The attribute that says who else may.
+const LIST: &[u8] = b"system.posix_acl_access";
 /// Name of a directory whose first stream is coming.
 const TREE: &[u8] = b"tree";
 /// How long it may take at the end until what was received lies where it is to stay.
@@ -81,6 +83,22 @@ struct Sent {
     name: String,
 }
 
+/// A name as a shell takes it, on one line.
+fn quoted(name: &str) -> String {
+    let plain: String = name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+    format!("'{}'", plain.replace('\'', "'\\''"))
+}
+
+/// A snapshot that is coming.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Coming {
+    sent: Sent,
+    /// Up to where it has come.
+    at: Position,
+    /// Snapshots here had numbers up to this one before.
+    after: u64,
+}
+
 /// What is known of a directory that is received.
 #[derive(Clone, PartialEq, Eq, Debug)]
 struct Known {
@@ -90,8 +108,8 @@ struct Known {
     root: InodeId,
     /// The one that it is as, if it is.
     complete: Option<Sent>,
-    /// The one that is coming, and up to where it has come.
-    coming: Option<(Sent, Position)>,
+    /// The one that is coming.
+    coming: Option<Coming>,
 }
 
 impl Known {
@@ -101,9 +119,12 @@ impl Known {
             "volume": self.volume,
             "root": self.root.0,
             "complete": self.complete.as_ref().map(sent),
-            "coming": self.coming.as_ref().map(|(one, at)| {
-                json!({"number": one.number, "name": one.name, "position": at.to_string()})
-            }),
+                        "coming": self.coming.as_ref().map(|Coming { sent, at, after }| json!({
+                "number": sent.number,
+                "name": sent.name,
+                "position": at.to_string(),
+                "after": after,
+            })),
         })
     }
 
@@ -114,7 +135,11 @@ impl Known {
         };
         let coming = match &value["coming"] {
             Value::Null => None,
-            coming => Some((sent(coming)?, coming["position"].as_str()?.parse().ok()?)),
+            coming => Some(Coming {
+                sent: sent(coming)?,
+                at: coming["position"].as_str()?.parse().ok()?,
+                after: coming["after"].as_u64()?,
+            }),
         };
         let complete = match &value["complete"] {
             Value::Null => None,
@@ -126,10 +151,14 @@ impl Known {
 
     /// How the sender goes on.
     fn command(&self) -> Option<String> {
-        let (one, at) = self.coming.as_ref()?;
-        let quoted = |name: &str| format!("'{}'", name.replace('\'', "'\\''"));
-        let from = self.complete.as_ref().map(|from| format!(" --from {}", quoted(&from.name)));
-        Some(format!("corbel send {}{} --resume {at}", quoted(&one.name), from.unwrap_or_default()))
+        let Coming { sent: one, at, .. } = self.coming.as_ref()?;
+
+        let from = self.complete.as_ref().map(|from| format!(" --from={}", quoted(&from.name)));
+        Some(format!(
+            "corbel send{} --resume {at} -- {}",
+            from.unwrap_or_default(),
+            quoted(&one.name)
+        ))
     }
 }
 
@@ -337,6 +366,17 @@ impl<R: Read> Source<R> {
     }
 }
 
+/// What an inode is to have.
+struct Attributes {
+    mode: u32,
+    uid: u32,
+    gid: u32,
+    atime: Stamp,
+    mtime: Stamp,
+    /// Names of the extended ones.
+    xattrs: Vec<Vec<u8>>,
+}
+
 /// What takes the records in.
 struct Receiver<'a> {
     place: Place<'a>,
@@ -352,6 +392,15 @@ struct Receiver<'a> {
     /// Those that lie in `new`, by their numbers there.
     staged: HashSet<InodeId>,
     open: Option<(InodeId, Handle)>,
+    /// Whose extended attributes are taken in, and whether all of them.
+    takes: Option<(InodeId, bool)>,
+    /// What is to let in fewer, by what is to come, and by the list that is.
+    bars: Option<(InodeId, Attributes, Option<Vec<u8>>)>,
+    /// The directory has not its name yet.
+    builds: bool,
+    lock: InodeId,
+    /// The session, and what was refused in it before.
+    refused: (u64, u64),
     position: Position,
     /// Bytes of content and records since that was noted, and in all.
     unnoted: (u64, u64),
@@ -393,18 +442,37 @@ impl Receiver<'_> {
         })
     }
 
+    /// Notes how far it is, once all of that is durable and nothing was refused of it.
     fn note(&mut self) -> Result<()> {
-        if let Some((_, at)) = &mut self.known.coming {
-            *at = self.position;
+        self.close();
+        self.judged()?;
+        if let Some(coming) = &mut self.known.coming {
+            coming.at = self.position;
         }
         self.unnoted = (0, 0);
         self.place.write(b"state", self.known.to_json().to_string().as_bytes())
+    }
+
+    /// Fails if anything that was done was refused later, or is lost, or another is at work.
+    fn judged(&mut self) -> Result<()> {
+        let (session, refused, why) = self.place.said("making it durable", self.fs().refused())?;
+        if (session, refused) != self.refused {
+            let what = format!("{}: the volume did not take part of it", self.place.path);
+            let why = if refused == 0 { Errno::IO } else { why };
+            return Err(failed(what, why));
+        }
+        // A lock ends with a session.
+        let own = Lock { kind: LockKind::Write, ..Lock::all_of(LockSpace::Flock, 1) };
+        self.place.said("another receive is at work", self.fs().lock(self.lock, &own, 0))
     }
 
     fn take(&mut self, record: Record) -> Result<()> {
         self.records += 1;
         self.unnoted.1 += 1;
         let position = record.position();
+        if !matches!(record, Record::Xattr { .. }) {
+            self.restrict()?;
+        }
         match record {
             Record::Inode { ino, mode, rdev, target } => self.inode(ino, mode, rdev, &target)?,
             Record::File { ino, size } => self.file(ino, size)?,
@@ -422,9 +490,12 @@ impl Receiver<'_> {
             }
             Record::Unnamed { dir, ino, last, name } => self.unnamed(dir, ino, last, &name)?,
             Record::Named { dir, ino, name } => self.named(dir, ino, &name)?,
-            Record::Attributes { ino, mode, uid, gid, atime, mtime, xattrs, .. } => {
-                self.attributes(ino, (mode, uid, gid), (atime, mtime), &xattrs)?;
+            Record::Attributes { ino, last, mode, uid, gid, atime, mtime, xattrs } => {
+                let wanted = Attributes { mode, uid, gid, atime, mtime, xattrs };
+                self.takes = None;
+                self.attributes(ino, wanted, last)?;
             }
+            Record::Xattr { ino, name, value } => self.xattr(ino, &name, &value)?,
             Record::Gone { ino } => drop(self.map.remove(&ino)),
             Record::Begin { .. } | Record::End { .. } => {}
         }
@@ -436,8 +507,14 @@ impl Receiver<'_> {
         self.close();
         let (kind, caller) = (mode & S_IFMT, self.place.volume.caller());
         if let Some(here) = self.map.get(&ino) {
-            let attr = self.done(ino, self.fs().getattr(&caller, *here))?;
-            return if attr.kind() == kind { Ok(()) } else { Err(self.changed(ino)) };
+            match self.fs().getattr(&caller, *here) {
+                // It was here before, and went: all of it comes anew.
+                Err(Errno::NOENT | Errno::STALE) => {}
+                Ok(attr) if attr.nlink == 0 => {}
+                Ok(attr) if attr.kind() == kind => return Ok(()),
+                Ok(_) => return Err(self.changed(ino)),
+                Err(e) => return self.done(ino, Err(e)),
+            }
         }
         // The directory itself is built where those come to it who may: see the stages of a stream.
         let root = ino == self.known.root;
@@ -460,7 +537,7 @@ impl Receiver<'_> {
         self.close();
         let (here, caller) = (self.here(ino)?, self.place.volume.caller());
         let attr = self.done(ino, self.fs().getattr(&caller, here))?;
-        if attr.kind() != S_IFREG {
+        if attr.kind() != S_IFREG || attr.nlink == 0 {
             return Err(self.changed(ino));
         }
         if attr.size != size {
@@ -535,53 +612,100 @@ impl Receiver<'_> {
         Ok(())
     }
 
-    fn attributes(
-        &mut self,
-        ino: InodeId,
-        (mode, uid, gid): (u32, u32, u32),
-        (atime, mtime): (Stamp, Stamp),
-        xattrs: &Xattrs,
-    ) -> Result<()> {
+    fn attributes(&mut self, ino: InodeId, wanted: Attributes, last: bool) -> Result<()> {
         self.close();
         let (here, caller) = (self.here(ino)?, self.place.volume.caller());
         let fs = self.fs();
-        let owner = SetAttr { uid: Some(uid), gid: Some(gid), ..SetAttr::default() };
-        let attr = self.done(ino, fs.setattr(&caller, here, &owner))?;
-        if attr.kind() != mode & S_IFMT {
+        let attr = self.done(ino, fs.getattr(&caller, here))?;
+        let mode = wanted.mode & 0o7777;
+        if attr.kind() != wanted.mode & S_IFMT || attr.nlink == 0 {
             return Err(self.changed(ino));
         }
-        // After the owner, whose change takes rights away.
+        let is_new = self.staged.contains(&ino) || (ino == self.known.root && self.builds);
+        if !last && !is_new {
+            if attr.kind() != S_IFLNK {
+                self.bars = Some((ino, wanted, None));
+            }
+            return Ok(());
+        }
         let names = self.done(ino, fs.listxattr(&caller, here))?;
         for name in names.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
-            if !xattrs.iter().any(|(wanted, _)| wanted == name) {
+            if !wanted.xattrs.iter().any(|wanted| wanted == name) {
                 match fs.removexattr(&caller, here, name) {
                     Err(Errno::NODATA) => {}
                     removed => self.done(ino, removed)?,
                 }
             }
         }
-        for (name, value) in xattrs {
-            let same = fs.getxattr(&caller, here, name).is_ok_and(|now| now == *value);
-            if !same {
-                let set = fs.setxattr(&caller, here, name, value, XattrMode::Set);
-                self.done(ino, set)?;
-            }
-        }
-        // The mode after the access list, which it is a part of; times after everything.
-        let time = |at: Stamp| Some(SetTime::At(Time { sec: at.sec, nsec: at.nsec }));
+        // Owner and mode in one operation: what is refused of one is refused of the other. A file without its content runs as nobody else.
+        let whole = last || attr.kind() != S_IFREG;
+        let mode = if whole { mode } else { mode & 0o1777 };
         let links = attr.kind() == S_IFLNK;
+        let time = |at: Stamp| Some(SetTime::At(Time { sec: at.sec, nsec: at.nsec }));
         let set = SetAttr {
-            mode: (!links).then_some(mode & 0o7777),
-            atime: time(atime),
-            mtime: time(mtime),
+            uid: Some(wanted.uid),
+            gid: Some(wanted.gid),
+            mode: (!links).then_some(mode),
+            atime: time(wanted.atime),
+            mtime: time(wanted.mtime),
             ..SetAttr::default()
         };
+        self.done(ino, fs.setattr(&caller, here, &set))?;
+        self.takes = Some((ino, whole));
+        Ok(())
+    }
+
+    /// What is there lets in nobody from now on whom not both states let in.
+    fn restrict(&mut self) -> Result<()> {
+        let Some((ino, wanted, list)) = self.bars.take() else { return Ok(()) };
+        let (here, caller) = (self.here(ino)?, self.place.volume.caller());
+        let fs = self.fs();
+        let attr = self.done(ino, fs.getattr(&caller, here))?;
+        let has = match fs.getxattr(&caller, here, LIST) {
+            Err(Errno::NODATA | Errno::OPNOTSUPP) => None,
+            has => Some(self.done(ino, has)?),
+        };
+        let set = if (attr.uid, attr.gid) == (wanted.uid, wanted.gid) && has == list {
+            let mode = attr.mode & wanted.mode & 0o7777;
+            if mode == attr.mode & 0o7777 {
+                return Ok(());
+            }
+            SetAttr { mode: Some(mode), ..SetAttr::default() }
+        } else {
+            // (Whom lists let in is not reckoned out.)
+            if has.is_some() {
+                self.done(ino, fs.removexattr(&caller, here, LIST))?;
+            }
+            let mode = if attr.is_dir() { 0o700 } else { 0o600 };
+            SetAttr { uid: Some(0), gid: Some(0), mode: Some(mode), ..SetAttr::default() }
+        };
         self.done(ino, fs.setattr(&caller, here, &set)).map(drop)
+    }
+
+    /// An extended attribute of what was named last.
+    fn xattr(&mut self, ino: InodeId, name: &[u8], value: &[u8]) -> Result<()> {
+        if let Some((_, _, list)) = self.bars.as_mut().filter(|(of, ..)| *of == ino) {
+            if name == LIST {
+                *list = Some(value.to_vec());
+            }
+            return Ok(());
+        }
+        let Some((_, whole)) = self.takes.filter(|(of, _)| *of == ino) else { return Ok(()) };
+        if !whole && name == b"security.capability" {
+            return Ok(());
+        }
+        let (here, caller) = (self.here(ino)?, self.place.volume.caller());
+        let fs = self.fs();
+        if fs.getxattr(&caller, here, name).is_ok_and(|now| now == *value) {
+            return Ok(());
+        }
+        self.done(ino, fs.setxattr(&caller, here, name, value, XattrMode::Set))
     }
 
     /// All has come.
     fn end(&mut self, snapshot: Option<&[u8]>) -> Result<()> {
         self.close();
+        self.restrict()?;
         let (caller, root) = (self.place.volume.caller(), self.known.root);
         let here = self.here(root)?;
 
@@ -590,6 +714,7 @@ impl Receiver<'_> {
             let new_name = &self.place.name;
             let rename = Rename { parent, name: TREE, new_parent, new_name, flags: 1 };
             self.place.said("giving it its name", self.fs().rename(&caller, &rename))?;
+            self.builds = false;
         }
         // What has no name any more.
         for (name, ino, kind) in
@@ -607,9 +732,7 @@ impl Receiver<'_> {
             let end = Instant::now() + PLACED;
             let made = loop {
                 match self.fs().make_snapshot(&caller, here, name) {
-                    Err(Errno::EXIST) if has_snapshot(self.fs(), name)? == Some(here) => {
-                        break Ok(());
-                    }
+                    Err(Errno::EXIST) if self.made_before(name, here)? => break Ok(()),
                     // Who may come to what lies below is being noted, of what has moved.
                     Err(Errno::BUSY) if Instant::now() < end => {
                         stop()?;
@@ -621,15 +744,24 @@ impl Receiver<'_> {
             let what = format!("making the snapshot {}", String::from_utf8_lossy(name));
             self.place.said(&what, made)?;
         }
-        self.known.complete = self.known.coming.take().map(|(sent, _)| sent);
-        self.place.write(b"state", self.known.to_json().to_string().as_bytes())?;
+        self.judged()?;
+        let complete = self.known.coming.as_ref().map(|coming| coming.sent.clone());
+        let known = Known { complete, coming: None, ..self.known.clone() };
+        self.place.write(b"state", known.to_json().to_string().as_bytes())?;
+        self.known = known;
         // Not before: as long as the stream may come once more, what is gone is named in it.
         let mut pairs: Vec<_> = self.map.iter().collect();
         pairs.sort_unstable();
         let pairs: Vec<u8> = pairs.into_iter().flat_map(|(ino, here)| pair(*ino, *here)).collect();
         self.place.write(b"map", &pairs)?;
-        let synced = self.fs().fsync_inode(&caller, InodeId::ROOT);
-        self.place.said("making it durable", synced)
+        self.judged()
+    }
+
+    /// Whether a snapshot of that name was made by this stream, when it came before.
+    fn made_before(&self, name: &[u8], here: InodeId) -> Result<bool> {
+        let after = self.known.coming.as_ref().map_or(0, |coming| coming.after);
+        let found = has_snapshot(self.fs(), name)?;
+        Ok(found.is_some_and(|(dir, number)| dir == here && number > after))
     }
 }
 
@@ -640,15 +772,15 @@ fn pair(ino: InodeId, here: InodeId) -> [u8; PAIR] {
     bytes
 }
 
-/// The directory of the snapshot of that name, if there is one.
-fn has_snapshot(fs: &dyn FileSystem, name: &[u8]) -> Result<Option<InodeId>> {
+/// The directory of the snapshot of that name, if there is one, and its number.
+fn has_snapshot(fs: &dyn FileSystem, name: &[u8]) -> Result<Option<(InodeId, u64)>> {
     let mut after = 0;
     loop {
         let some = fs.snapshots(after).map_err(|e| failed("listing snapshots", e))?;
         let Some(last) = some.last() else { return Ok(None) };
         after = last.number;
         if let Some(found) = some.iter().find(|one| one.name == name) {
-            return Ok(Some(found.dir));
+            return Ok(Some((found.dir, found.number)));
         }
     }
 }
@@ -679,7 +811,7 @@ fn fits(place: &Place<'_>, begin: &Begin, known: Option<Known>) -> Result<Known>
         if begin.before != 0 {
             return refuse(
                 format!("{name} was sent with --from, and nothing was received here before"),
-                format!("send a snapshot without --from first: corbel send {name}"),
+                format!("send a snapshot without --from first: corbel send -- {}", quoted(name)),
             );
         }
         if begin.from != Position::default() {
@@ -689,7 +821,7 @@ fn fits(place: &Place<'_>, begin: &Begin, known: Option<Known>) -> Result<Known>
             );
         }
         let (volume, root) = (begin.volume.clone(), begin.root);
-        let coming = Some((begin.sent.clone(), begin.from));
+        let coming = Some(Coming { sent: begin.sent.clone(), at: begin.from, after: 0 });
         return Ok(Known { volume, root, complete: None, coming });
     };
     if (&known.volume, known.root) != (&begin.volume, begin.root) {
@@ -698,7 +830,8 @@ fn fits(place: &Place<'_>, begin: &Begin, known: Option<Known>) -> Result<Known>
             "receive each into a directory of its own".into(),
         );
     }
-    if let (Some((coming, at)), Some(command)) = (&known.coming, known.command()) {
+    if let (Some(Coming { sent: coming, at, .. }), Some(command)) = (&known.coming, known.command())
+    {
         if coming.number != begin.sent.number {
             let rest = if known.complete.is_none() {
                 format!(", or corbel receive --abort {}", place.path)
@@ -736,78 +869,176 @@ fn fits(place: &Place<'_>, begin: &Begin, known: Option<Known>) -> Result<Known>
                 ),
             },
             match has {
-                0 => format!("send it without --from: corbel send {name}"),
-                _ => format!("send what changed since: corbel send {name} --from {complete}"),
+                0 => format!("send it without --from: corbel send -- {}", quoted(name)),
+                _ => format!(
+                    "send what changed since: corbel send --from={} -- {}",
+                    quoted(complete),
+                    quoted(name)
+                ),
             },
         );
     }
-    let at = known.coming.as_ref().map_or(Position::default(), |(_, at)| *at);
-    Ok(Known { coming: Some((begin.sent.clone(), at)), ..known })
+    let known_before = known.coming.clone();
+    let coming = known_before.unwrap_or(Coming {
+        sent: begin.sent.clone(),
+        at: Position::default(),
+        after: 0,
+    });
+    Ok(Known { coming: Some(coming), ..known })
 }
 
-/// Makes what lies beside it, or opens it.
-fn open<'a>(mut place: Place<'a>, before: &Option<Known>, known: Known) -> Result<Receiver<'a>> {
+/// Makes what lies beside it, or opens it, and keeps others from it. What is there is somebody's who can name any inode in it: so it is
+/// root's alone, or refused.
+fn open_home(place: &mut Place<'_>) -> Result<(InodeId, InodeId)> {
     let (fs, caller) = (place.fs(), place.volume.caller());
-    let dir = |parent: InodeId, name: &[u8], mode: u32| {
-        let node = NewNode { mode: S_IFDIR | mode, rdev: 0, target: b"" };
-        match fs.mknod(&caller, parent, name, &node) {
-            Err(Errno::EXIST) => fs.lookup(&caller, parent, name).map(|attr| attr.ino),
-            Ok(attr) => {
-                // Of the directory above: what is made here gets the lists of the stream, and no others.
-                for list in [&b"system.posix_acl_default"[..], b"system.posix_acl_access"] {
-                    match fs.removexattr(&caller, attr.ino, list) {
-                        Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
-                        Err(e) => return Err(e),
-                    }
-                }
-                Ok(attr.ino)
-            }
-            Err(e) => Err(e),
-        }
-    };
     let making = "making what lies beside it";
     // It lets in whom the directory above lets in, as what is built there will be.
-    let home = place.said(making, dir(place.parent, &home_name(&place.name), 0o755))?;
-    let new = place.said(making, dir(home, b"new", 0o700))?;
-
+    let home = place.said(making, make_dir(place, place.parent, &home_name(&place.name), 0o755))?;
     place.home = Some(home);
-    let file = |name: &[u8]| fs.create(&caller, home, name, 0o600, O_RDWR);
+    let attr = place.said(making, fs.getattr(&caller, home))?;
+    let lists = place.said(making, fs.listxattr(&caller, home))?;
+    let listed = lists.split(|byte| *byte == 0).any(|name| name.starts_with(b"system.posix_acl"));
+    let mut roots = attr.uid == 0 && attr.mode & 0o022 == 0 && !listed;
+    for (name, ino, _) in place.said(making, place.volume.list(home))? {
+        let attr = place.said(making, fs.getattr(&caller, ino))?;
+        let file = attr.kind() == S_IFREG && attr.uid == 0 && attr.mode & 0o077 == 0;
+        roots &= match &name[..] {
+            // What is built may be anybody's.
+            b"tree" => attr.is_dir(),
+            b"new" => attr.is_dir() && attr.uid == 0 && attr.mode & 0o077 == 0,
+            _ => file && attr.nlink == 1,
+        };
+    }
+    if !roots {
+        let beside = String::from_utf8_lossy(&home_name(&place.name)).into_owned();
+        let message =
+            format!("{}: {beside}, which lies beside it, is not root's alone", place.path);
+        return Err(Failure::failed(message, "see who put it there, and remove it"));
+    }
     // (Open until the process ends.)
-    let (lock, _) = place.said("locking it", file(b"lock"))?;
+    let (lock, _) = place.said("locking it", fs.create(&caller, home, b"lock", 0o600, O_RDWR))?;
     let own = Lock { kind: LockKind::Write, ..Lock::all_of(LockSpace::Flock, 1) };
     match fs.lock(lock.ino, &own, 0) {
-        Ok(()) => {}
+        Ok(()) => Ok((home, lock.ino)),
         Err(Errno::AGAIN) => {
             let message = format!("{}: another receive is at work on it", place.path);
-            return Err(Failure::failed(message, "wait until it has ended"));
+            Err(Failure::failed(message, "wait until it has ended"))
         }
-        Err(e) => return place.said("locking it", Err(e)),
+        Err(e) => place.said("locking it", Err(e)),
     }
+}
+
+fn make_dir(
+    place: &Place<'_>,
+    parent: InodeId,
+    name: &[u8],
+    mode: u32,
+) -> std::result::Result<InodeId, Errno> {
+    let (fs, caller) = (place.fs(), place.volume.caller());
+    let node = NewNode { mode: S_IFDIR | mode, rdev: 0, target: b"" };
+    match fs.mknod(&caller, parent, name, &node) {
+        Err(Errno::EXIST) => fs.lookup(&caller, parent, name).map(|attr| attr.ino),
+        Ok(attr) => {
+            // Of the directory above: what is made here gets the lists of the stream, and no others.
+            for list in [&b"system.posix_acl_default"[..], b"system.posix_acl_access"] {
+                match fs.removexattr(&caller, attr.ino, list) {
+                    Ok(()) | Err(Errno::NODATA | Errno::OPNOTSUPP) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            let set = SetAttr { mode: Some(mode), ..SetAttr::default() };
+            fs.setattr(&caller, attr.ino, &set)?;
+            Ok(attr.ino)
+        }
+        Err(e) => Err(e),
+    }
+}
+
+/// Removes all beside it but the lock.
+fn empty(place: &Place<'_>, home: InodeId) -> Result<()> {
+    let (fs, caller) = (place.fs(), place.volume.caller());
+    for (name, ino, kind) in place.said("emptying what lies beside it", place.volume.list(home))? {
+        if kind & S_IFMT == S_IFDIR {
+            place.remove(home, &name, ino)?;
+        } else if name != b"lock" {
+            place.said("emptying what lies beside it", fs.unlink(&caller, home, &name))?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes up what was received before, or begins.
+fn open<'a>(
+    mut place: Place<'a>,
+    before: &Option<Known>,
+    mut known: Known,
+) -> Result<Receiver<'a>> {
+    let (fs, caller) = (place.fs(), place.volume.caller());
+    let (home, lock) = open_home(&mut place)?;
+    // Under the lock, since another may have gone on meanwhile.
     if place.known()? != *before {
         let message = format!("{}: another receive has just changed it", place.path);
         return Err(Failure::failed(message, "corbel receive --status says how it is now"));
     }
+    if before.is_none() {
+        // What is left of one that was given up.
+        empty(&place, home)?;
+    }
+    let new = place.said("making what lies beside it", make_dir(&place, home, b"new", 0o700))?;
+    let file = |name: &[u8]| fs.create(&caller, home, name, 0o600, O_RDWR);
     let pairs = place.read(b"map")?.unwrap_or_default();
     let (pairs, _) = pairs.as_chunks::<PAIR>();
     let word =
         |bytes: &[u8]| bytes.try_into().map_or(InodeId::NONE, |b| InodeId(u64::from_le_bytes(b)));
     let mut map: HashMap<_, _> = pairs.iter().map(|p| (word(&p[..8]), word(&p[8..]))).collect();
+    // What was made and not noted before a kill.
+    let mut unnoted = Vec::new();
     let mut staged = HashSet::new();
     for (name, here, _) in place.said("what has come", place.volume.list(new))? {
         let ino = std::str::from_utf8(&name).ok().and_then(|n| u64::from_str_radix(n, 16).ok());
         let Some(ino) = ino.map(InodeId) else { return Err(place.broken()) };
-        map.insert(ino, here);
+        if map.insert(ino, here) != Some(here) {
+            unnoted.extend_from_slice(&pair(ino, here));
+        }
         staged.insert(ino);
     }
-    match fs.lookup(&caller, home, TREE) {
-        Ok(attr) => drop(map.insert(known.root, attr.ino)),
-        Err(Errno::NOENT) => {}
+    let builds = match fs.lookup(&caller, home, TREE) {
+        Ok(attr) => {
+            if map.insert(known.root, attr.ino) != Some(attr.ino) {
+                unnoted.extend_from_slice(&pair(known.root, attr.ino));
+            }
+            true
+        }
+        Err(Errno::NOENT) => before.is_none() || !map.contains_key(&known.root),
         Err(e) => return place.said("what has come", Err(e)),
+    };
+    // What the path leads to is what was received.
+    let target = place.target()?.map(|attr| attr.ino);
+    let root = map.get(&known.root).copied();
+    if (builds && target.is_some()) || (!builds && target != root) {
+        let message = format!("{}: it is not the directory that was received", place.path);
+        let remedy = "it was moved, or another took its place: put it back, or receive anew under another name";
+        return Err(Failure::failed(message, remedy));
     }
-    let (attr, file) = place.said("what is known of it", file(b"map"))?;
-    let len = attr.size.min(pairs.len() as u64 * PAIR as u64);
+    // Names come into it from beside it, where the same quota counts.
+    if let Some(root) = root.filter(|_| !builds) {
+        let project = fs.project(&caller, root).unwrap_or(InodeId::NONE);
+        if fs.project(&caller, new).unwrap_or(InodeId::NONE) != project {
+            place.said("its quota", fs.set_project(&caller, new, project))?;
+        }
+    }
+    let (_, file) = place.said("what is known of it", file(b"map"))?;
+    let len = pairs.len() as u64 * PAIR as u64;
+    let put = put_all(fs, file, len, &unnoted);
+    place.said("what is known of it", put)?;
+    let journal = (file, len + unnoted.len() as u64);
     let first = known.complete.is_none();
-    let position = known.coming.as_ref().map_or(Position::default(), |(_, at)| *at);
+    let newest = last_snapshot(fs)?;
+    if let Some(coming) = known.coming.as_mut().filter(|coming| coming.after == 0) {
+        coming.after = newest;
+    }
+    let position = known.coming.as_ref().map_or(Position::default(), |coming| coming.at);
+    let (session, refused, _) = place.said("making it durable", fs.refused())?;
     let mut receiver = Receiver {
         place,
         home,
@@ -815,9 +1046,14 @@ fn open<'a>(mut place: Place<'a>, before: &Option<Known>, known: Known) -> Resul
         known,
         first,
         map,
-        journal: (file, len),
+        journal,
         staged,
         open: None,
+        takes: None,
+        bars: None,
+        builds,
+        lock,
+        refused: (session, refused),
         position,
         unnoted: (0, 0),
         content: 0,
@@ -826,6 +1062,16 @@ fn open<'a>(mut place: Place<'a>, before: &Option<Known>, known: Known) -> Resul
     };
     receiver.note()?;
     Ok(receiver)
+}
+
+/// The highest number of a snapshot here.
+fn last_snapshot(fs: &dyn FileSystem) -> Result<u64> {
+    let mut after = 0;
+    loop {
+        let some = fs.snapshots(after).map_err(|e| failed("listing snapshots", e))?;
+        let Some(last) = some.last() else { return Ok(after) };
+        after = last.number;
+    }
 }
 
 fn receive(volume: &Volume, args: &ReceiveArgs, from: impl Read, out: &Output) -> Result<()> {
@@ -878,10 +1124,9 @@ fn receive(volume: &Volume, args: &ReceiveArgs, from: impl Read, out: &Output) -
     receiver.close();
     let ended = taken.and_then(|()| receiver.end(snapshot));
     if let Err(mut failure) = ended {
-        // What has come stays; the caller is told how to go on.
-        if receiver.note().is_ok()
-            && let Some(command) = receiver.known.command()
-        {
+        // What has come stays; the caller is told how to go on. (From where all was taken, if something was not.)
+        let _ = receiver.known.coming.is_some() && receiver.note().is_ok();
+        if let Some(command) = receiver.known.command() {
             failure.remedy = format!("{}; to go on: {command}", failure.remedy);
         }
         return Err(failure);
@@ -942,27 +1187,43 @@ fn status(place: &Place<'_>, out: &Output) -> Result<()> {
             Some(one) => println!("{}: between {} and a later one", place.path, one.name),
             None => println!("{}: not there yet", place.path),
         }
-        if let (Some((one, at)), Some(command)) = (&known.coming, known.command()) {
+        if let (Some(Coming { sent: one, at, .. }), Some(command)) =
+            (&known.coming, known.command())
+        {
             println!("{} has come up to {at}; to go on: {command}", one.name);
         }
     });
     Ok(())
 }
 
-fn abort(place: &Place<'_>, out: &Output) -> Result<()> {
+fn abort(mut place: Place<'_>, out: &Output) -> Result<()> {
+    if place.home.is_none() {
+        let message = format!("{}: nothing is being received there", place.path);
+        return Err(Failure::failed(message, "give the directory that corbel receive was given"));
+    }
+    let (home, _) = open_home(&mut place)?;
     let known = place.known()?;
     if known.as_ref().is_some_and(|known| known.complete.is_some()) {
         let message = format!("{}: its first stream has come", place.path);
         let remedy = "only a first stream can be given up: go on with the one that was interrupted (corbel receive --status)";
         return Err(Failure::failed(message, remedy));
     }
-    let Some(home) = place.home else {
-        let message = format!("{}: nothing is being received there", place.path);
-        return Err(Failure::failed(message, "give the directory that corbel receive was given"));
-    };
-    place.remove(place.parent, &home_name(&place.name), home)?;
-    let synced = place.fs().fsync_inode(&place.volume.caller(), InodeId::ROOT);
-    place.said("removing it", synced)?;
+    let built = place.fs().lookup(&place.volume.caller(), home, TREE).is_ok();
+    if known.is_some() && !built && place.target()?.is_some() {
+        let message = format!("{}: all of it has come but the end", place.path);
+        return Err(Failure::failed(message, "go on with it: corbel receive --status"));
+    }
+    // First what is known of it: a kill in between leaves what the next one removes.
+    let caller = place.volume.caller();
+    match place.fs().unlink(&caller, home, b"state") {
+        Err(Errno::NOENT) => {}
+        gone => place.said("removing it", gone)?,
+    }
+    empty(&place, home)?;
+    place.said("removing it", place.fs().unlink(&caller, home, b"lock"))?;
+    let name = home_name(&place.name);
+    place.said("removing it", place.fs().rmdir(&caller, place.parent, &name))?;
+    place.said("removing it", place.fs().refused())?;
     out.result(&json!({"aborted": place.path}), || {
         println!("{}: what had come of it is removed", place.path);
     });
@@ -978,7 +1239,7 @@ pub fn run(global: &Global, args: &ReceiveArgs, out: &Output) -> Result<()> {
     }
     if args.status || args.abort {
         let place = Place::new(&volume, &args.target)?;
-        return if args.status { status(&place, out) } else { abort(&place, out) };
+        return if args.status { status(&place, out) } else { abort(place, out) };
     }
     match &args.input {
         Some(path) => {

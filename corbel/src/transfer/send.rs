@@ -17,7 +17,7 @@ use client::fs::{
     SnapshotRecord, Time,
 };
 use storage::format::entry::Stamp;
-use storage::format::transfer::{self, DATA_MAX, Position, Record, Stage};
+use storage::format::transfer::{self, BODY_MAX, DATA_MAX, Position, Record, Stage};
 use storage::limits::BLOCK_BYTES;
 
 use super::{MIB, failed, interrupted};
@@ -409,49 +409,64 @@ impl<W: Write> Sender<'_, W> {
         })
     }
 
-    fn attributes(&mut self) -> Result<()> {
-        let Some(first) = self.first(Stage::Attributes) else { return Ok(()) };
-        self.each(first, |this, group, new| {
+    /// Attributes before everything else (`last`: not; and then of all but files, which have theirs with their content).
+    fn attributes(&mut self, last: bool) -> Result<()> {
+        let stage = if last { Stage::Final } else { Stage::Attributes };
+        let Some(first) = self.first(stage) else { return Ok(()) };
+        self.each(first, |this, group, _| {
             let ino = group.ino;
             if !this.now.shows.contains(&ino) {
                 return Ok(());
             }
             let attr = this.attr(ino)?;
-            // Those of a file that is there come with its content.
-            if !new && attr.kind() == S_IFREG {
+            if last && attr.kind() == S_IFREG {
                 return Ok(());
             }
-            this.put_attributes(ino, &attr, false)
+            this.put_attributes(ino, &attr, last)
         })
     }
 
-    fn put_attributes(&mut self, ino: InodeId, attr: &Attr, content: bool) -> Result<()> {
-        let xattrs = self.xattrs(ino)?;
-        let (mode, uid, gid) = (attr.mode, attr.uid, attr.gid);
-        let (atime, mtime) = (stamp(attr.atime), stamp(attr.mtime));
-        let record = Record::Attributes { ino, content, mode, uid, gid, atime, mtime, xattrs };
-        self.sink.put(&record)
-    }
-
-    fn xattrs(&self, ino: InodeId) -> Result<transfer::Xattrs> {
+    fn put_attributes(&mut self, ino: InodeId, attr: &Attr, last: bool) -> Result<()> {
         let (fs, caller, at) = (&self.volume.fs, self.volume.caller(), self.now.at(ino));
         let what = |e| failed(format!("attributes of inode {}", ino.0), e);
         let names = fs.listxattr(&caller, at).map_err(what)?;
         let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
-        let value =
-            |name: &[u8]| Ok((name.to_vec(), fs.getxattr(&caller, at, name).map_err(what)?));
-        let mut all: transfer::Xattrs = names.map(value).collect::<Result<_>>()?;
-        all.sort_unstable();
-        Ok(all)
+        let mut xattrs: Vec<_> = names.map(<[u8]>::to_vec).collect();
+        xattrs.sort_unstable();
+        if xattrs.iter().map(|name| 1 + name.len()).sum::<usize>() > BODY_MAX / 2 {
+            let message = format!("inode {} has too many extended attributes to be sent", ino.0);
+            return Err(Failure::failed(message, "remove some, and send another snapshot"));
+        }
+        let (mode, uid, gid) = (attr.mode, attr.uid, attr.gid);
+        let (atime, mtime) = (stamp(attr.atime), stamp(attr.mtime));
+        let names = xattrs.clone();
+        self.sink.put(&Record::Attributes { ino, last, mode, uid, gid, atime, mtime, xattrs })?;
+        for name in names {
+            let value = fs.getxattr(&caller, at, &name).map_err(what)?;
+            self.sink.put(&Record::Xattr { ino, name, value })?;
+        }
+        Ok(())
     }
 
+    /// (All of them, wherever a stream goes on: there are few, and they take no time.)
     fn gone(&mut self) -> Result<()> {
-        let (Some(first), Some(then)) = (self.first(Stage::Gone), &self.then) else {
-            return Ok(());
-        };
-        let gone = then.sorted.iter().filter(|i| **i >= first && !self.now.shows.contains(i));
+        let Some(then) = &self.then else { return Ok(()) };
+        let gone = then.sorted.iter().filter(|ino| !self.now.shows.contains(ino));
         for ino in gone.copied().collect::<Vec<_>>() {
             self.sink.put(&Record::Gone { ino })?;
+        }
+        Ok(())
+    }
+
+    /// What was read was of these snapshots: what tells the inodes of one from others is another's when it is deleted.
+    fn are_there(&self) -> Result<()> {
+        for state in [Some(&self.now), self.then.as_ref()].into_iter().flatten() {
+            let found = State::find(self.volume, &state.record.name)?;
+            if (found.number, found.slot) != (state.record.number, state.record.slot) {
+                let name = String::from_utf8_lossy(&found.name);
+                let message = format!("snapshot {name} was deleted while it was sent");
+                return Err(Failure::failed(message, "send another"));
+            }
         }
         Ok(())
     }
@@ -471,11 +486,14 @@ impl<W: Write> Sender<'_, W> {
             name,
         })?;
         self.new_ones()?;
+        self.attributes(false)?;
         self.unnamed()?;
         self.named()?;
-        self.attributes()?;
         self.content()?;
+        self.attributes(true)?;
         self.gone()?;
+        self.are_there()?;
+
         self.sink.put(&Record::End { records: self.sink.records })?;
         self.sink.flush()
     }

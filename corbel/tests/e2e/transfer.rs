@@ -143,6 +143,61 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     text(&into(&b, &["/copy", "--snapshot", "copy of b"]));
     assert_eq!(shown("copy"), shown(".corbel/snapshots/b"));
     assert_eq!(shown(".corbel/snapshots/copy of a"), shown(".corbel/snapshots/a"));
+    // What the volume does not take is no success, and goes on when it does.
+    sh(
+        "mkdir q; for i in 1 2 3 4; do echo $i > q/$i; done; chown 65534 q/*; chmod 4755 q/2; sync -f .",
+    );
+    text(&corbel(&["snapshot", "create", "q1", "--dir", "/q"]));
+    text(&corbel(&["quota", "set", "--user", "65534", "--inodes", "6"]));
+    let q = sent(&cluster, &["q1"]);
+    let said = message(&into(&q, &["/quota", "--no-snapshot"]));
+    assert!(said.contains("quota") && said.contains("--resume"), "{said}");
+    assert_eq!(
+        sh("find .quota.receive -perm -4000 | wc -l"),
+        "0\n",
+        "nothing runs as somebody else"
+    );
+    text(&corbel(&["quota", "clear", "--user", "65534"]));
+    let said = json(&corbel(&["receive", "/quota", "--status"]));
+    let at = said["coming"]["position"].as_str().unwrap();
+    text(&into(&sent(&cluster, &["q1", "--resume", at]), &["/quota", "--no-snapshot"]));
+    let shown_q = |dir: &str| sh(&format!("cd '{dir}'; stat -c '%n %u %a %Y' *; cat *"));
+    assert_eq!(shown_q("quota"), shown_q("q"));
+
+    // Meanwhile nobody sees what he might not in the earlier state, or may not in the later one.
+    sh(
+        "chmod 600 q/1; head -c 2000000 /dev/urandom > q/1; chmod 644 q/2; chmod 600 q/3; mkdir -m 700 q/p; mv q/4 q/p; sync -f .",
+    );
+    text(&corbel(&["snapshot", "create", "q2", "--dir", "/q"]));
+    let q = sent(&cluster, &["q2", "--from", "q1"]);
+    assert_eq!(
+        into(&q[..q.len() - 1_000_000], &["/quota", "--no-snapshot"]).status.code(),
+        Some(1)
+    );
+    assert_eq!(
+        sh("stat -c '%n %u %a' quota/[123] quota/p quota/p/4"),
+        "quota/1 65534 600\nquota/2 65534 644\nquota/3 65534 600\nquota/p 0 700\nquota/p/4 65534 644\n"
+    );
+    text(&into(&q, &["/quota", "--no-snapshot"]));
+    assert_eq!(shown_q("quota/p"), shown_q("q/p"));
+    assert_eq!(
+        sh("cd quota; stat -c '%n %u %a %Y' ?; md5sum [1-9]"),
+        sh("cd q; stat -c '%n %u %a %Y' ?; md5sum [1-9]")
+    );
+    // What lies beside is root's alone, and the directory where it was.
+    sh("mkdir .mine.receive; chown 65534 .mine.receive; mv quota elsewhere");
+    assert!(message(&into(&a, &["/mine", "--no-snapshot"])).contains("is not root's alone"));
+    sh("mkdir quota; echo more > q/5; sync -f .");
+    text(&corbel(&["snapshot", "create", "q3", "--dir", "/q"]));
+    let q = sent(&cluster, &["q3", "--from", "q2"]);
+    assert!(
+        message(&into(&q, &["/quota", "--no-snapshot"]))
+            .contains("not the directory that was received")
+    );
+    sh("rmdir quota; mv elsewhere quota");
+    text(&into(&q, &["/quota", "--no-snapshot"]));
+    assert_eq!(sh("cat quota/5"), "more\n");
+
     // Nobody but the super-user.
     let mut stranger = Command::new("setpriv");
     stranger.args(["--reuid=65534", "--regid=65534", "--clear-groups", CORBEL, "send", "a"]);

@@ -117,7 +117,7 @@ pub const MEDIA: &[Format] = &[
 
 fn transfers() -> Vec<Vec<u8>> {
     let (ino, dir, at) = (InodeId(7), InodeId(1), Stamp { sec: 5, nsec: 6 });
-    let xattrs = vec![(b"user.a".to_vec(), vec![1; 50]), (b"user.b".to_vec(), vec![])];
+    let xattrs = vec![b"user.a".to_vec(), b"user.b".to_vec()];
     let all = [
         transfer::Record::Begin {
             volume: *b"0123456789abcdef",
@@ -133,7 +133,7 @@ fn transfers() -> Vec<Vec<u8>> {
         transfer::Record::Named { dir, ino, name: vec![b'n'; 255] },
         transfer::Record::Attributes {
             ino,
-            content: true,
+            last: true,
             mode: 0o644,
             uid: 1,
             gid: 2,
@@ -141,6 +141,7 @@ fn transfers() -> Vec<Vec<u8>> {
             mtime: at,
             xattrs,
         },
+        transfer::Record::Xattr { ino, name: b"user.a".to_vec(), value: vec![1; 50] },
         transfer::Record::File { ino, size: 9 },
         transfer::Record::Data { ino, offset: 4096, bytes: vec![1, 2, 3] },
         transfer::Record::Zero { ino, offset: 8192, len: 4096 },

@@ -15,27 +15,27 @@
 //! attributes. Inodes go by their numbers at the sender, which are never given again; who receives remembers what he made for each. So a record that is
 //! taken in once more changes nothing, and an interrupted stream goes on from a [`Position`], wherever that was.
 //!
-//! They come in stages, each in the order of inodes: what is new, empty; all names that are gone; all names that are new; attributes; the content
-//! of files, each with its attributes once more, since writing changes times; what is gone. Content comes when files are in their directories
-//! and have their modes, so that nobody reads it meanwhile who may not, and it lies where it is to stay.
+//! They come in stages, each in the order of inodes. First what is new, empty. Then attributes, *before*: who receives gives what is new its owner
+//! and mode, and lets into what he has nobody whom not both states let in. Then all names that are gone, all that are new, the content of files,
+//! each with its attributes as they are to stay, and those of what has no content. Last, what is gone. So nobody reads meanwhile who may not, neither in the
+//! earlier state nor in the later one, and content lies where it is to stay.
 
 use alloc::vec::Vec;
 
 use base::{InodeId, crc32c};
 
 use super::entry::{Stamp, name_is_legal};
+use super::item::{S_IFMT, S_IFREG};
 use super::{Corrupt, Reader, Writer};
 
 /// Bytes of the head.
 pub const HEAD_BYTES: usize = 16;
 /// Bytes before a body.
 pub const FRAME_BYTES: usize = 8;
-/// Bytes of a body at most: more than all attributes of an inode have.
+/// Bytes of a body at most: more than the names of all attributes of an inode have, or one of them.
 pub const BODY_MAX: usize = 4 << 20;
 /// Bytes of content in one record at most.
 pub const DATA_MAX: usize = 256 << 10;
-/// Bytes of one extended attribute at most.
-const XATTR_MAX: usize = 64 << 10;
 
 const MAGIC: &[u8; 8] = b"CORBSEND";
 const VERSION: u32 = 1;
@@ -70,22 +70,31 @@ pub enum Stage {
     /// What is new.
     #[default]
     New = 1,
+    /// Attributes, before.
+    Attributes = 2,
     /// Names that are gone.
-    Unnamed = 2,
+    Unnamed = 3,
     /// Names that are new.
-    Named = 3,
-    /// Attributes.
-    Attributes = 4,
+    Named = 4,
     /// Content of files, and their attributes.
     Content = 5,
+    /// Attributes of all others.
+    Final = 6,
     /// What is gone.
-    Gone = 6,
+    Gone = 7,
 }
 
 impl Stage {
     /// All, in their order.
-    pub const ALL: [Self; 6] =
-        [Self::New, Self::Unnamed, Self::Named, Self::Attributes, Self::Content, Self::Gone];
+    pub const ALL: [Self; 7] = [
+        Self::New,
+        Self::Attributes,
+        Self::Unnamed,
+        Self::Named,
+        Self::Content,
+        Self::Final,
+        Self::Gone,
+    ];
 }
 
 /// Up to where a stream was taken in: all before it. As text three numbers in base 16 with dashes.
@@ -123,9 +132,6 @@ impl core::str::FromStr for Position {
     }
 }
 
-/// Extended attributes, access lists among them: names and values.
-pub type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
-
 /// What a stream says.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs)]
@@ -153,17 +159,21 @@ pub enum Record {
     Unnamed { dir: InodeId, ino: InodeId, last: bool, name: Vec<u8> },
     /// A name leads there.
     Named { dir: InodeId, ino: InodeId, name: Vec<u8> },
-    /// All attributes of an inode; `content`: of a file whose content has come.
+    /// Attributes of an inode, and the names of its extended ones (access lists among them), which follow; `last`: as they are to stay, and not
+    /// before.
     Attributes {
         ino: InodeId,
-        content: bool,
+        last: bool,
         mode: u32,
         uid: u32,
         gid: u32,
         atime: Stamp,
         mtime: Stamp,
-        xattrs: Xattrs,
+        xattrs: Vec<Vec<u8>>,
     },
+    /// An extended attribute of an inode.
+    Xattr { ino: InodeId, name: Vec<u8>, value: Vec<u8> },
+
     /// An inode is gone.
     Gone { ino: InodeId },
     /// Comes last: how many records came before it in this stream.
@@ -189,6 +199,14 @@ fn take_name(r: &mut Reader<'_>) -> Result<Vec<u8>, Corrupt> {
     }
 }
 
+fn take_xattr(r: &mut Reader<'_>) -> Result<Vec<u8>, Corrupt> {
+    let len = r.u8()?;
+    if len == 0 {
+        return Err(r.corrupt("has an attribute without a name"));
+    }
+    Ok(r.bytes(len.into())?.to_vec())
+}
+
 impl Record {
     /// Up to where a stream is taken in with this record; none: it says nothing of files.
     pub fn position(&self) -> Option<Position> {
@@ -201,10 +219,14 @@ impl Record {
             Self::Zero { ino, offset, len } => (Stage::Content, *ino, offset.saturating_add(*len)),
             Self::Unnamed { dir, .. } => (Stage::Unnamed, *dir, 0),
             Self::Named { dir, .. } => (Stage::Named, *dir, 0),
-            Self::Attributes { ino, content: true, .. } => (Stage::Content, *ino, u64::MAX),
-            Self::Attributes { ino, .. } => (Stage::Attributes, *ino, 0),
+            Self::Attributes { ino, last: false, .. } => (Stage::Attributes, *ino, 0),
+            Self::Attributes { ino, mode, .. } if mode & S_IFMT == S_IFREG => {
+                (Stage::Content, *ino, u64::MAX)
+            }
+            Self::Attributes { ino, .. } => (Stage::Final, *ino, 0),
+
             Self::Gone { ino } => (Stage::Gone, *ino, 0),
-            Self::Begin { .. } | Self::End { .. } => return None,
+            Self::Begin { .. } | Self::End { .. } | Self::Xattr { .. } => return None,
         };
         Some(Position { stage, ino, offset })
     }
@@ -246,14 +268,18 @@ impl Record {
             Self::Named { dir, ino, name } => {
                 w.u8(6).u64(dir.0).u64(ino.0).bytes(name);
             }
-            Self::Attributes { ino, content, mode, uid, gid, atime, mtime, xattrs } => {
-                w.u8(7).u64(ino.0).u8((*content).into()).u32(*mode).u32(*uid).u32(*gid);
+            Self::Attributes { ino, last, mode, uid, gid, atime, mtime, xattrs } => {
+                w.u8(7).u64(ino.0).u8((*last).into()).u32(*mode).u32(*uid).u32(*gid);
                 put_stamp(&mut w, *atime);
                 put_stamp(&mut w, *mtime);
-                for (name, value) in xattrs {
-                    w.u8(name.len() as u8).u32(value.len() as u32).bytes(name).bytes(value);
+                for name in xattrs {
+                    w.u8(name.len() as u8).bytes(name);
                 }
             }
+            Self::Xattr { ino, name, value } => {
+                w.u8(11).u64(ino.0).u8(name.len() as u8).bytes(name).bytes(value);
+            }
+
             Self::Gone { ino } => {
                 w.u8(8).u64(ino.0);
             }
@@ -314,22 +340,22 @@ impl Record {
                 Self::Named { dir, ino, name: take_name(&mut r)? }
             }
             7 => {
-                let (ino, content) = (InodeId(r.u64()?), r.flag()?);
+                let (ino, last) = (InodeId(r.u64()?), r.flag()?);
                 let (mode, uid, gid) = (r.u32()?, r.u32()?, r.u32()?);
                 let (atime, mtime) = (take_stamp(&mut r)?, take_stamp(&mut r)?);
                 let mut xattrs = Vec::new();
                 while r.left() > 0 {
-                    let (name, value) = (r.u8()?.into(), r.u32()? as usize);
-                    if name == 0 || value > XATTR_MAX {
-                        return Err(r.corrupt("has an attribute without a name, or a huge one"));
-                    }
-                    xattrs.push((r.bytes(name)?.to_vec(), r.bytes(value)?.to_vec()));
+                    xattrs.push(take_xattr(&mut r)?);
                 }
-                Self::Attributes { ino, content, mode, uid, gid, atime, mtime, xattrs }
+                Self::Attributes { ino, last, mode, uid, gid, atime, mtime, xattrs }
             }
             8 => Self::Gone { ino: InodeId(r.u64()?) },
             9 => Self::End { records: r.u64()? },
             10 => Self::File { ino: InodeId(r.u64()?), size: r.u64()? },
+            11 => {
+                let (ino, name) = (InodeId(r.u64()?), take_xattr(&mut r)?);
+                Self::Xattr { ino, name, value: r.rest().to_vec() }
+            }
             _ => return Err(r.corrupt("has a record of an unknown kind")),
         };
         r.end()?;
@@ -346,11 +372,12 @@ mod tests {
         let (ino, dir, stamp) = (InodeId(7), InodeId(1), Stamp { sec: -5, nsec: 999_999_999 });
         let from = Position { stage: Stage::Named, ino, offset: 9 };
         let (volume, name) = (*b"0123456789abcdef", b"name".to_vec());
-        let xattrs = vec![(b"user.a".to_vec(), vec![1; 5000]), (b"user.b".to_vec(), vec![])];
-        let attributes = |content| Record::Attributes {
+        let xattrs = vec![b"user.a".to_vec(), b"user.b".to_vec()];
+        let attributes = |mode, last| Record::Attributes {
             ino,
-            content,
-            mode: 0o644,
+            last,
+            mode,
+
             uid: 1,
             gid: 2,
             atime: stamp,
@@ -368,15 +395,18 @@ mod tests {
                 name: name.clone(),
             },
             Record::Inode { ino, mode: 0o120_777, rdev: 0, target: b"a/b".to_vec() },
+            attributes(0o100_644, false),
+            Record::Xattr { ino, name: b"user.a".to_vec(), value: vec![1; 5000] },
+            Record::Xattr { ino, name: b"user.b".to_vec(), value: vec![] },
             Record::Unnamed { dir, ino, last: true, name: name.clone() },
             Record::Named { dir, ino, name },
-            attributes(false),
             Record::File { ino, size: 9000 },
             Record::Data { ino, offset: 4096, bytes: vec![1, 2, 3] },
             Record::Zero { ino, offset: 8192, len: 4096 },
-            attributes(true),
+            attributes(0o100_644, true),
+            attributes(0o040_755, true),
             Record::Gone { ino },
-            Record::End { records: 10 },
+            Record::End { records: 13 },
         ]
     }
 
@@ -425,7 +455,7 @@ mod tests {
             use alloc::string::ToString;
             assert_eq!(position.to_string().parse(), Ok(position));
         }
-        for wrong in ["", "1", "1-2", "7-1-1", "0-1-1", "1-2-3-4", "1-2-g", "1--2"] {
+        for wrong in ["", "1", "1-2", "8-1-1", "0-1-1", "1-2-3-4", "1-2-g", "1--2"] {
             assert!(wrong.parse::<Position>().is_err(), "{wrong}");
         }
     }

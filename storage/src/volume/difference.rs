@@ -15,9 +15,13 @@ use crate::limits::BLOCK_BYTES;
 use crate::tree::Change;
 
 /// Runs of one file that are looked at together.
-const RUNS: usize = 256;
-/// Parts of content that are told apart in one piece: a file may have more for a few items.
-const PARTS: usize = 256;
+const RUNS: usize = 128;
+/// Parts of content that are told of at a time, and a piece's more: a file may have more for a few items.
+const PARTS: usize = 128;
+/// Pieces of files, of so many runs, that are compared at a time.
+const PIECES: usize = 16;
+/// In the kind of a key from which to go on: in the middle of a file's content, at the block that is the item.
+const MIDDLE: u8 = 0x80;
 
 /// Differences, and where to go on, unless that was all.
 pub type Differences = (Vec<Difference>, Option<Key>);
@@ -70,12 +74,14 @@ struct Finder<'a> {
     found: Vec<Difference>,
     /// A file, and up to which block of it the content was compared.
     compared: (u64, u64),
-    /// Parts of content that were found.
+    /// Parts of content that were found, and pieces of files that were compared.
     parts: usize,
+    pieces: usize,
 }
 
 impl Finder<'_> {
-    fn item(&mut self, (key, value): Change) -> Result<(), Fault> {
+    /// Where to go on, if this was too much.
+    fn item(&mut self, (key, value): Change) -> Result<Option<Key>, Fault> {
         let ino = InodeId(key.ino);
         match key.kind {
             kind::ATTR | kind::TARGET | kind::XATTR => {
@@ -100,11 +106,34 @@ impl Finder<'_> {
                 let before = self.before(key, run)?.transpose()?;
                 let now = value.as_deref().map(run).transpose()?;
                 let end = now.iter().chain(&before).map(Run::end).max();
-                self.content(ino, key.item, end.unwrap_or(key.item))?;
+                let rest = self.content(ino, key.item, end.unwrap_or(key.item))?;
+                return Ok(rest.map(|block| Key::new(key.ino, MIDDLE | kind::EXTENT, block)));
             }
             _ => {}
         }
-        Ok(())
+        Ok(None)
+    }
+
+    /// Goes on in the middle of a file's content, as far as what lies there in either state is in one piece; where to go on then.
+    fn middle(&mut self, ino: InodeId, block: u64) -> Result<Key, Fault> {
+        let mut at = block;
+        loop {
+            let mut end = at;
+            for state in [Some(self.now), self.then].into_iter().flatten() {
+                let run = state.runs(ino, at, at.saturating_add(1), 1)?;
+                // (One that begins here is an item that is met.)
+                let across = run.first().filter(|run| run.file < at || at == block);
+                end = across.map_or(end, |run| run.end().max(end));
+            }
+            if end == at {
+                // (Where nothing lies, what follows is an item of its own.)
+                return Ok(Key::new(ino.0, kind::EXTENT, at.max(block.saturating_add(1))));
+            }
+            if let Some(block) = self.content(ino, at, end)? {
+                return Ok(Key::new(ino.0, MIDDLE | kind::EXTENT, block));
+            }
+            at = end;
+        }
     }
 
     fn before<T>(&self, key: Key, show: impl FnOnce(&[u8]) -> T) -> Result<Option<T>, Fault> {
@@ -114,11 +143,15 @@ impl Finder<'_> {
         }
     }
 
-    /// Compares the places of the blocks `from..to` that were not compared before.
-    fn content(&mut self, ino: InodeId, from: u64, to: u64) -> Result<(), Fault> {
+    /// Compares the places of the blocks `from..to` that were not compared before; where to go on, if that was too much.
+    fn content(&mut self, ino: InodeId, from: u64, to: u64) -> Result<Option<u64>, Fault> {
         let compared = if self.compared.0 == ino.0 { self.compared.1 } else { 0 };
         let mut from = from.max(compared);
         while from < to {
+            if self.parts >= PARTS || self.pieces >= PIECES {
+                return Ok(Some(from));
+            }
+            self.pieces += 1;
             let now = self.now.runs(ino, from, to, RUNS)?;
             let then = match self.then {
                 Some(then) if !planted(Bug::DifferenceWhole) => then.runs(ino, from, to, RUNS)?,
@@ -134,11 +167,10 @@ impl Finder<'_> {
             for (block, blocks) in parts {
                 let (offset, len) = (block * BLOCK_BYTES, blocks * BLOCK_BYTES);
                 match self.found.last_mut() {
-                    // One reply has so many of them: what lies in between is told of as well then.
                     Some(Difference::Content { ino: of, offset: at, len: before })
-                        if *of == ino && (self.parts >= PARTS || *at + *before == offset) =>
+                        if *of == ino && *at + *before == offset =>
                     {
-                        *before = (*before).max(offset + len - *at);
+                        *before += len;
                     }
                     _ => {
                         self.parts += 1;
@@ -149,7 +181,7 @@ impl Finder<'_> {
             from = until;
         }
         self.compared = (ino.0, to.max(compared));
-        Ok(())
+        Ok(None)
     }
 }
 
@@ -164,13 +196,27 @@ impl Volume {
         from: Key,
         bounds: (usize, usize),
     ) -> Result<Option<Differences>, Fault> {
-        let Some((changes, next)) = self.snapshot_changes(before, slot, from, bounds)? else {
+        let is_middle = from.kind == MIDDLE | kind::EXTENT;
+        let items = if is_middle { Key::new(from.ino, kind::EXTENT, from.item) } else { from };
+        // (Both are opened by that.)
+        let bounds = if is_middle { (1, 1) } else { bounds };
+        let Some((changes, next)) = self.snapshot_changes(before, slot, items, bounds)? else {
             return Ok(None);
         };
         let Some(now) = self.opened(slot) else { return Ok(None) };
         let then = before.and_then(|before| self.opened(before));
-        let mut finder = Finder { now, then, found: Vec::new(), compared: (0, 0), parts: 0 };
-        changes.into_iter().try_for_each(|change| finder.item(change))?;
+        let (found, compared) = (Vec::new(), (0, 0));
+        let mut finder = Finder { now, then, found, compared, parts: 0, pieces: 0 };
+        if is_middle {
+            let next = finder.middle(InodeId(from.ino), from.item)?;
+            return Ok(Some((finder.found, Some(next))));
+        }
+        for change in changes {
+            let rest = finder.item(change)?;
+            if rest.is_some() {
+                return Ok(Some((finder.found, rest)));
+            }
+        }
         Ok(Some((finder.found, next)))
     }
 }
