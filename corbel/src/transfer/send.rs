@@ -144,7 +144,7 @@ impl<'a> Groups<'a> {
 
     fn next(&mut self) -> Result<Option<Group>> {
         loop {
-            while let Some(one) = self.ready.next() {
+            for one in self.ready.by_ref() {
                 let ino = one.of();
                 let done = self.coming.take_if(|group| group.ino != ino);
                 let group = self.coming.get_or_insert_with(|| Group { ino, ..Group::default() });

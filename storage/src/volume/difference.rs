@@ -85,9 +85,9 @@ impl Finder<'_> {
         let ino = InodeId(key.ino);
         match key.kind {
             kind::ATTR | kind::TARGET | kind::XATTR => {
-                if self.found.last() != Some(&Difference::Touched { ino }) {
-                    self.found.push(Difference::Touched { ino });
-                }
+                let touched = Difference::Touched { ino };
+                let told = self.found.last() == Some(&touched);
+                self.found.extend((!told).then_some(touched));
             }
             kind::NAME => {
                 let name = |value: &[u8]| {
