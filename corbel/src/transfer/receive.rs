@@ -728,6 +728,7 @@ impl Receiver<'_> {
             }
         }
         self.staged.clear();
+        self.judged()?;
         if let Some(name) = snapshot {
             let end = Instant::now() + PLACED;
             let made = loop {
@@ -744,7 +745,9 @@ impl Receiver<'_> {
             let what = format!("making the snapshot {}", String::from_utf8_lossy(name));
             self.place.said(&what, made)?;
         }
-        self.judged()?;
+        // (A snapshot that was refused at first counts as well.)
+        let (session, refused, _) = self.place.said("making it durable", self.fs().refused())?;
+        self.refused = (session, refused);
         let complete = self.known.coming.as_ref().map(|coming| coming.sent.clone());
         let known = Known { complete, coming: None, ..self.known.clone() };
         self.place.write(b"state", known.to_json().to_string().as_bytes())?;
