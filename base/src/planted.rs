@@ -716,6 +716,8 @@ pub enum Bug {
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
     DifferencesForAll = 491,
+    /// Who gives a file to another is told so before the new owner's quota is asked.
+    OwnerUnsettled = 492,
 }
 
 impl Bug {
@@ -2304,6 +2306,11 @@ impl Bug {
             Bug::DifferencesForAll,
             "differences-for-all",
             "who is not the super-user is told what two snapshots have otherwise",
+        ),
+        (
+            Bug::OwnerUnsettled,
+            "owner-unsettled",
+            "who gives a file to another is told so before the new owner's quota is asked",
         ),
     ];
 

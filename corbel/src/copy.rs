@@ -203,14 +203,8 @@ impl<'a> Copier<'a> {
             }
             for (i, block) in piece[..n].chunks(storage::limits::BLOCK_BYTES as usize).enumerate() {
                 let begin = offset + i as u64 * storage::limits::BLOCK_BYTES;
-                let mut done = 0;
-                while done < block.len() && block.iter().any(|byte| *byte != 0) {
-                    let at = begin + done as u64;
-                    let wrote = fs.write(to, at, &block[done..], false)?.len;
-                    if wrote == 0 {
-                        return Err(Errno::IO);
-                    }
-                    done += wrote;
+                if block.iter().any(|byte| *byte != 0) {
+                    self.volume.write_all(to, begin, block)?;
                 }
             }
             offset += n as u64;
@@ -312,7 +306,7 @@ impl<'a> Copier<'a> {
     }
 }
 
-/// Removes what has a name, with all below it.
+/// Removes what has a name, with all below it, until a signal says otherwise.
 ///
 /// # Errors
 /// Something cannot be removed.
@@ -327,9 +321,15 @@ pub fn remove(volume: &Volume, parent: InodeId, name: &[u8]) -> Done<()> {
     let mut next = 0;
     while let Some((_, _, dir, path)) = dirs.get(next).cloned() {
         next += 1;
-        // (Who owns it may, whatever its mode says.)
-        let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
-        at(&path, volume.fs.setattr(&caller, dir, &set))?;
+        if crate::signals::pending().is_some() {
+            return Err(Wrong { path, error: Errno::INTR });
+        }
+        // Who owns it may, whatever its mode says. (Nothing is changed in vain: whom it lets in is noted in all that is below.)
+        let mode = at(&path, volume.fs.getattr(&caller, dir))?.mode;
+        if caller.uid != 0 && mode & 0o700 != 0o700 {
+            let set = SetAttr { mode: Some(mode & 0o7777 | 0o700), ..SetAttr::default() };
+            at(&path, volume.fs.setattr(&caller, dir, &set))?;
+        }
         for (name, ino, kind) in at(&path, volume.list(dir))? {
             let path = below(&path, &name);
             if kind == S_IFDIR {

@@ -74,14 +74,21 @@ fn main() -> ExitCode {
     base::output::end_where_it_ends("corbel");
     let json = std::env::args().take_while(|arg| arg != "--").any(|arg| arg == "--json");
     let out = Output { json };
+    let mut streams = false;
     let result = cli::parse().and_then(|cli| {
         env_logger::Builder::new().filter_level(cli.global.log_level).init();
+        streams = matches!(&cli.verb, Verb::Send(args) if !args.dry_run);
         run(cli, &out)
     });
     match result {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            failure.print(json);
+            if json && streams {
+                // What goes to standard output is no place for it.
+                eprintln!("{}", failure.to_json());
+            } else {
+                failure.print(json);
+            }
             ExitCode::from(failure.exit_code())
         }
     }

@@ -159,15 +159,7 @@ fn named(name: &[u8]) -> String {
 
 /// All snapshots, from the oldest on.
 fn all(volume: &Volume) -> Result<Vec<SnapshotRecord>> {
-    let mut all: Vec<SnapshotRecord> = Vec::new();
-    loop {
-        let after = all.last().map_or(0, |last| last.number);
-        let more = volume.fs.snapshots(after).map_err(|e| failed("listing snapshots", e))?;
-        if more.is_empty() {
-            return Ok(all);
-        }
-        all.extend(more);
-    }
+    volume.snapshots().map_err(|e| failed("listing snapshots", e))
 }
 
 fn directory(volume: &Volume, path: &Path) -> Result<InodeId> {
@@ -431,9 +423,17 @@ fn bring(
             remedy,
         )
     };
+    let all = |error| wrong(Wrong { path: String::new(), error });
+    let before = volume.fs.refused().map_err(all)?;
     let made = Copier::new(volume, out).copy(from, parent, &temporary).map_err(wrong)?;
+    // What was taken at first, and then did not fit, is no copy.
+    let after = volume.fs.refused().map_err(all)?;
+    if before != after {
+        let counts = before.0 == after.0 && after.1 > 0;
+        return Err(all(if counts { after.2 } else { Errno::IO }));
+    }
     let named = copy::put(volume, parent, (&temporary, name), replace);
-    named.map_err(|error| wrong(Wrong { path: String::new(), error }))?;
+    named.map_err(all)?;
     if replace {
         copy::remove(volume, parent, &temporary).map_err(|e| {
             let message = format!("{}{}: {}", path.display(), e.path, e.error);

@@ -1,11 +1,13 @@
 //! `corbel send` and `corbel receive`: a snapshot, or what it has otherwise than an earlier one, as a stream, and back.
 
+mod place;
 pub mod receive;
 pub mod send;
+mod take;
 
 use base::Errno;
 
-use crate::failure::{Failure, Kind};
+use crate::failure::{Failure, Kind, Result};
 
 /// Bytes in 1 MiB.
 const MIB: u64 = 1 << 20;
@@ -34,4 +36,8 @@ fn failed(what: impl std::fmt::Display, error: Errno) -> Failure {
 fn interrupted() -> Failure {
     let remedy = "corbel receive --status TARGET, where it was received, says how to go on";
     Failure::new(Kind::Interrupted, "interrupted", remedy)
+}
+
+fn stop() -> Result<()> {
+    crate::signals::check().map_err(|_| interrupted())
 }

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use base::{Errno, InodeId};
-use client::fs::{Caller, FileSystem};
+use client::fs::{Caller, FileSystem, Handle, SnapshotRecord};
 use client::path::{Walked, walk};
 
 use crate::cli::Global;
@@ -69,6 +69,41 @@ impl Volume {
             true
         })?;
         Ok(all)
+    }
+
+    /// All snapshots, from the oldest on.
+    ///
+    /// # Errors
+    /// The node does not say.
+    pub fn snapshots(&self) -> std::result::Result<Vec<SnapshotRecord>, Errno> {
+        let mut all: Vec<SnapshotRecord> = Vec::new();
+        loop {
+            let more = self.fs.snapshots(all.last().map_or(0, |last| last.number))?;
+            if more.is_empty() {
+                return Ok(all);
+            }
+            all.extend(more);
+        }
+    }
+
+    /// Writes all of these bytes to an open file.
+    ///
+    /// # Errors
+    /// Some of them cannot be written.
+    pub fn write_all(
+        &self,
+        file: Handle,
+        mut offset: u64,
+        mut bytes: &[u8],
+    ) -> std::result::Result<(), Errno> {
+        while !bytes.is_empty() {
+            let n = self.fs.write(file, offset, bytes, false)?.len.min(bytes.len());
+            if n == 0 {
+                return Err(Errno::IO);
+            }
+            (offset, bytes) = (offset + n as u64, &bytes[n..]);
+        }
+        Ok(())
     }
 
     /// Path of a directory, found from below.

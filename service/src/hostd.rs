@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::{ClientId, Errno};
 use rustix::event::epoll;
@@ -36,6 +36,8 @@ const FOR_ROOT: usize = CONNECTIONS_MAX / 8;
 const QUESTIONS_EACH: u32 = 64;
 /// Before the next look for a connection when there was no descriptor for it.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(10);
+/// How long it is taken for true which logs the region has: less than a client waits before it asks.
+const LOGS_KNOWN: Duration = Duration::from_secs(1);
 
 /// Who a process is, by the kernel's word at the time it connected.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,6 +90,8 @@ struct Hostd {
     bad: u64,
     /// Clients whose sockets ended while nicfs was away.
     ended: BTreeSet<ClientId>,
+    /// Whose logs the region had, and when.
+    logs: Option<(Instant, BTreeSet<ClientId>)>,
 }
 
 /// Serves processes of this host until a signal ends it.
@@ -110,6 +114,7 @@ pub fn run(config: HostdConfig) -> Result<(), Error> {
         queries: BTreeMap::new(),
         bad: 0,
         ended: BTreeSet::new(),
+        logs: None,
     };
     hostd.watch(listener.as_fd(), LISTENER).map_err(|e| Error::new("hostd: epoll", e))?;
     hostd.watch(signals.as_fd(), SIGNALS).map_err(|e| Error::new("hostd: epoll", e))?;
@@ -360,17 +365,34 @@ impl Hostd {
     }
 
     /// Whether the log of a client is there: a client that hears nothing asks, since who takes its region away (to begin the
-    /// node anew) has nothing left in which to tell it.
-    fn has_log(&self, client: ClientId) -> Result<bool, MediaError> {
-        let mut logs = self.region.segments()?;
-        logs.retain(|segment| matches!(segment, Segment::Log(_)));
-        Ok(logs.into_iter().any(|log| {
+    /// node anew) has nothing left in which to tell it. It has heard nothing for longer than what was found is kept, so its log was there then.
+    fn has_log(&mut self, client: ClientId) -> Result<bool, MediaError> {
+        if self.logs.as_ref().is_none_or(|(at, _)| at.elapsed() >= LOGS_KNOWN) {
+            self.logs = None;
+            self.logs = Some((Instant::now(), self.clients_with_logs()?));
+        }
+        Ok(self.logs.as_ref().is_some_and(|(_, clients)| clients.contains(&client)))
+    }
+
+    /// By what their logs say. All of them, or an error: nobody is to believe that his is not there.
+    fn clients_with_logs(&self) -> Result<BTreeSet<ClientId>, MediaError> {
+        let mut clients = BTreeSet::new();
+        for log in self.region.segments()? {
+            if !matches!(log, Segment::Log(_)) {
+                continue;
+            }
+            let file = match self.region.open_segment(log, false) {
+                Err(MediaError::Missing(_)) => continue,
+                file => file?,
+            };
             let mut bytes = [0; control::DESCRIPTOR_BYTES];
-            let read = self.region.open_segment(log, false).ok().is_some_and(|log| {
-                rustix::io::pread(&log, &mut bytes, 0).is_ok_and(|n| n == bytes.len())
-            });
-            read && Descriptor::decode(&bytes).is_ok_and(|found| found.client == client)
-        }))
+            let read = rustix::io::pread(&file, &mut bytes, 0);
+            let n = read.map_err(|e| MediaError::Io(format!("cannot read {log:?}: {e}")))?;
+            // (One that is just being made has none, and nobody has it.)
+            let found = Descriptor::decode(&bytes[..n]).map(|found| found.client);
+            clients.extend(found);
+        }
+        Ok(clients)
     }
 
     /// Asks nicfs who may map an arena.

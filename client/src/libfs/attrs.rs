@@ -6,6 +6,7 @@ use base::planted::{Bug, planted};
 use base::{Errno, InodeId, Sequence};
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, Stamp, mask};
+use storage::format::item::ReadClass;
 use storage::format::rpc;
 
 use super::host::Host;
@@ -13,7 +14,8 @@ use super::inode::{Inode, State};
 use super::permission::{W, may, owns};
 use super::{LibFsOn, acl};
 use crate::fs::{
-    Attr, Caller, Handle, O_ACCMODE, O_RDONLY, Result, S_IFDIR, S_IFREG, SetAttr, SetTime, Time,
+    Attr, Caller, Handle, O_ACCMODE, O_RDONLY, Result, S_IFDIR, S_IFMT, S_IFREG, SetAttr, SetTime,
+    Time,
 };
 
 fn stamp(time: Time) -> Result<Stamp> {
@@ -58,7 +60,7 @@ impl<H: Host> LibFsOn<H> {
             }
         } else {
             self.with_state(inode.ino, LeaseMode::Read, |_, state| {
-                match state.record.mode & crate::fs::S_IFMT {
+                match state.record.mode & S_IFMT {
                     S_IFREG => {}
                     S_IFDIR => return Err(Errno::ISDIR.into()),
                     _ => return Err(Errno::INVAL.into()),
@@ -70,14 +72,17 @@ impl<H: Host> LibFsOn<H> {
     }
 
     fn set_fields(&self, caller: &Caller<'_>, inode: &Arc<Inode<H>>, set: &SetAttr) -> Result<()> {
-        let ino = inode.ino;
-        self.with_state(ino, LeaseMode::Write, |turn, state| {
+        let (ino, mut before) = (inode.ino, None);
+        let waits = self.with_state(ino, LeaseMode::Write, |turn, state| {
             let now = Self::now(&[&state.record]);
             let change = self.judge(caller, state, set, now)?;
             if change.mask & mask::UID != 0 {
                 self.end_capability(turn, ino, state)?;
             }
+            Self::count_in(&mut before, turn.session);
             let place = self.log(turn, ino.0, &[state], &change.op(ino), now)?;
+            let class = |r: &rpc::InodeRecord| ReadClass::of(r.mode, r.uid, r.gid);
+            let (owner, read_by) = (state.record.uid, class(&state.record));
             change.apply(&mut state.record);
             state.record.ctime = Stamp::from_nanos(now);
             state.last = place.sequence;
@@ -85,8 +90,16 @@ impl<H: Host> LibFsOn<H> {
                 // Who may read decides in which arena the blocks lie: they may move.
                 state.moved(place.sequence);
             }
-            Ok(())
-        })
+            // The new owner's quota may bar it, or a full volume that others may read: whoever is told that it is done goes on to give
+            // it rights, or secrets.
+            let r = &state.record;
+            let moves = r.mode & S_IFMT == S_IFREG && r.size > 0 && class(r) != read_by;
+            Ok((r.uid != owner || moves).then_some(place.sequence))
+        })?;
+        match waits.filter(|_| !planted(Bug::OwnerUnsettled)) {
+            Some(own) => self.settle_but(inode, before, (own, own)),
+            None => Ok(()),
+        }
     }
 
     /// Appends an operation that only the super-user may, and says which it is.
@@ -140,7 +153,7 @@ impl<H: Host> LibFsOn<H> {
             }
             change.mask |= mask::UID | mask::GID;
             (change.uid, change.gid) = (uid, gid);
-            let is_dir = r.mode & crate::fs::S_IFMT == S_IFDIR;
+            let is_dir = r.mode & S_IFMT == S_IFDIR;
             if !is_dir && set.mode.is_none() {
                 // As Linux has it: the super-user's too.
                 let member = caller.uid == 0 || caller.in_group(r.gid);

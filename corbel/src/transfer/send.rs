@@ -6,7 +6,9 @@
 
 use std::collections::HashSet;
 use std::ffi::OsString;
-use std::io::{IsTerminal, Write};
+use std::fs::File;
+use std::io::{ErrorKind, IsTerminal, Write};
+use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
@@ -17,10 +19,10 @@ use client::fs::{
     SnapshotRecord, Time,
 };
 use storage::format::entry::Stamp;
-use storage::format::transfer::{self, BODY_MAX, DATA_MAX, Position, Record, Stage};
+use storage::format::transfer::{self, Attributes, BODY_MAX, DATA_MAX, Position, Record, Stage};
 use storage::limits::BLOCK_BYTES;
 
-use super::{MIB, failed, interrupted};
+use super::{MIB, failed, stop};
 use crate::cli::Global;
 use crate::failure::{Failure, Kind, Result};
 use crate::output::Output;
@@ -76,19 +78,12 @@ impl State {
     }
 
     fn find(volume: &Volume, name: &[u8]) -> Result<SnapshotRecord> {
-        let shown = || format!("snapshot {}", String::from_utf8_lossy(name));
-        let mut after = 0;
-        loop {
-            let some = volume.fs.snapshots(after).map_err(|e| failed("listing snapshots", e))?;
-            let Some(last) = some.last() else {
-                let remedy = "corbel snapshot list has the names";
-                return Err(Failure::failed(format!("{}: there is none", shown()), remedy));
-            };
-            after = last.number;
-            if let Some(found) = some.into_iter().find(|one| one.name == name) {
-                return Ok(found);
-            }
-        }
+        let all = volume.snapshots().map_err(|e| failed("listing snapshots", e))?;
+        all.into_iter().find(|one| one.name == name).ok_or_else(|| {
+            let name = String::from_utf8_lossy(name);
+            let remedy = "corbel snapshot list has the names";
+            Failure::failed(format!("snapshot {name}: there is none"), remedy)
+        })
     }
 
     /// Walks over its names.
@@ -110,10 +105,6 @@ impl State {
         sorted.sort_unstable();
         Ok(Self { record, shows, sorted })
     }
-}
-
-fn stop() -> Result<()> {
-    crate::signals::check().map_err(|_| interrupted())
 }
 
 /// What is different of one inode.
@@ -197,15 +188,22 @@ impl<W: Write> Sink<W> {
     fn flush(&mut self) -> Result<()> {
         stop()?;
         if let Some(out) = &mut self.out {
-            let written = out.write_all(&self.bytes).and_then(|()| out.flush());
-            written.map_err(|e| match e.kind() {
-                std::io::ErrorKind::BrokenPipe => {
-                    let remedy =
-                        "see what it says; corbel receive --status TARGET there says how to go on";
-                    Failure::failed("who receives has gone", remedy)
+            let mut left = &self.bytes[..];
+            while !left.is_empty() {
+                match out.write(left) {
+                    Ok(n) if n > 0 => left = &left[n..],
+                    Ok(_) => {
+                        return Err(Failure::io("standard output", &ErrorKind::WriteZero.into()));
+                    }
+                    // (A signal, perhaps the one to stop: who receives may take nothing for a long time.)
+                    Err(e) if e.kind() == ErrorKind::Interrupted => stop()?,
+                    Err(e) if e.kind() == ErrorKind::BrokenPipe => {
+                        let remedy = "see what it says; corbel receive --status TARGET there says how to go on";
+                        return Err(Failure::failed("who receives has gone", remedy));
+                    }
+                    Err(e) => return Err(Failure::io("standard output", &e)),
                 }
-                _ => Failure::io("standard output", &e),
-            })?;
+            }
         }
         self.bytes.clear();
         Ok(())
@@ -347,8 +345,8 @@ impl<W: Write> Sender<'_, W> {
                 let n = read.map_err(|e| match e {
                     Errno::IO => Failure::new(
                         Kind::Damaged,
-                        format!("inode {}: content at {at} is damaged in all members", ino.0),
-                        "corbel scrub tells more; send a snapshot without that file",
+                        format!("inode {}: content at {at} cannot be read", ino.0),
+                        "it may be damaged in all members: corbel scrub tells; go on when it is mended, or send a snapshot without that file",
                     ),
                     e => failed(format!("inode {}: reading at {at}", ino.0), e),
                 })?;
@@ -440,7 +438,8 @@ impl<W: Write> Sender<'_, W> {
         let (mode, uid, gid) = (attr.mode, attr.uid, attr.gid);
         let (atime, mtime) = (stamp(attr.atime), stamp(attr.mtime));
         let names = xattrs.clone();
-        self.sink.put(&Record::Attributes { ino, last, mode, uid, gid, atime, mtime, xattrs })?;
+        let all = Attributes { mode, uid, gid, atime, mtime, xattrs };
+        self.sink.put(&Record::Attributes { ino, last, what: all })?;
         for name in names {
             let value = fs.getxattr(&caller, at, &name).map_err(what)?;
             self.sink.put(&Record::Xattr { ino, name, value })?;
@@ -533,8 +532,11 @@ pub fn run(global: &Global, args: &SendArgs, output: &Output) -> Result<()> {
     let uuid = told.map_err(|e| failed("comparing the snapshots", e))?.volume;
     let now = State::walk(&volume, now)?;
     let then = then.map(|then| State::walk(&volume, then)).transpose()?;
+    // (Past the buffer of lines that programs have there.)
+    let out = (!args.dry_run).then(|| out.as_fd().try_clone_to_owned().map(File::from));
+    let out = out.transpose().map_err(|e| Failure::io("standard output", &e))?;
     let sink = Sink {
-        out: (!args.dry_run).then(|| out.lock()),
+        out,
         bytes: Vec::with_capacity(2 * WRITE),
         chain: 0,
         records: 0,

@@ -671,6 +671,18 @@ for f in (os.rename, os.link):
             assert!(said.starts_with("1\n"), "node {node}, {w}: {said}");
         }
     }
+    // Who gives files away is told that the quota bars it, and does not go on to make one set-user-ID that is still his.
+    let give = "cd u; for i in 1 2 3 4; do echo > W$i; chown 65534 W$i && chmod 4755 W$i; done 2>&1 | \
+        grep -c 'Disk quota exceeded'; stat -c '%u %a' W?; rm W?; sync -f .";
+    for (w, view) in [("r", true), ("m", false)] {
+        let script = give.replace('W', w);
+        let said = match view {
+            true => text(&cluster.run(2, &script).output().unwrap()),
+            false => text(&cluster.shell(2, &script).output().unwrap()),
+        };
+        // (The directory is root's: three of them are his.)
+        assert_eq!(said, "1\n65534 4755\n65534 4755\n65534 4755\n0 644\n", "{w}");
+    }
     settled();
     let other = quota(1, &["set", "--user", "0", "--inodes", "1"]);
     assert_eq!(other.status.code(), Some(2), "the super-user has no quota");

@@ -30,7 +30,11 @@ fn sent(cluster: &Cluster, args: &[&str]) -> Vec<u8> {
 
 /// Exit code and error.
 fn refusal(output: &Output) -> (Option<i32>, Value) {
-    (output.status.code(), json(output)["error"].clone())
+    // What sends leaves standard output to the stream.
+    let said = if output.stderr.is_empty() { &output.stdout } else { &output.stderr };
+    let line = said.split(|byte| *byte == b'\n').rfind(|line| !line.is_empty()).unwrap();
+    let said: Value = serde_json::from_slice(line).unwrap();
+    (output.status.code(), said["error"].clone())
 }
 
 fn message(output: &Output) -> String {

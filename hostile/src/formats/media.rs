@@ -118,6 +118,8 @@ pub const MEDIA: &[Format] = &[
 fn transfers() -> Vec<Vec<u8>> {
     let (ino, dir, at) = (InodeId(7), InodeId(1), Stamp { sec: 5, nsec: 6 });
     let xattrs = vec![b"user.a".to_vec(), b"user.b".to_vec()];
+    let (mode, uid, gid, atime, mtime) = (0o644, 1, 2, at, at);
+    let what = transfer::Attributes { mode, uid, gid, atime, mtime, xattrs };
     let all = [
         transfer::Record::Begin {
             volume: *b"0123456789abcdef",
@@ -131,16 +133,7 @@ fn transfers() -> Vec<Vec<u8>> {
         transfer::Record::Inode { ino, mode: 0o120_000, rdev: 0, target: b"a/b".to_vec() },
         transfer::Record::Unnamed { dir, ino, last: true, name: b"n".to_vec() },
         transfer::Record::Named { dir, ino, name: vec![b'n'; 255] },
-        transfer::Record::Attributes {
-            ino,
-            last: true,
-            mode: 0o644,
-            uid: 1,
-            gid: 2,
-            atime: at,
-            mtime: at,
-            xattrs,
-        },
+        transfer::Record::Attributes { ino, last: true, what },
         transfer::Record::Xattr { ino, name: b"user.a".to_vec(), value: vec![1; 50] },
         transfer::Record::File { ino, size: 9 },
         transfer::Record::Data { ino, offset: 4096, bytes: vec![1, 2, 3] },

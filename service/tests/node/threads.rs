@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use base::wire::Reader;
 use base::{Errno, InodeId};
-use client::fs::{AccountId, Amount, Caller, FileSystem, Handle, NewNode, O_RDWR, Rename};
+use client::fs::{AccountId, Amount, Caller, FileSystem, Handle, NewNode, O_RDWR, Rename, SetAttr};
 use client::libfs::Limits;
 use service::core::limits::Limits as Bounds;
 use service::core::{Event, NodeConfig};
@@ -268,6 +268,27 @@ fn a_file_without_a_name_that_a_limit_bars_is_not_made() {
     assert_eq!(make().err(), Some(Errno::DQUOT));
 }
 
+/// A limit bars a new owner: who gives the file away is told, and does not go on to make it one that runs as its owner, who is still the
+/// super-user. (He was told by the next fsync.)
+#[test]
+fn who_gives_away_a_file_is_told_that_a_limit_bars_it() {
+    let world = World::new(Rig::new(3, 49));
+    let process = world.attach(1, Limits::SHIPPED);
+    let limit = Amount { blocks: 0, inodes: 1 };
+    process.set_quota(&ME, AccountId::User(7), limit).expect("a limit");
+    let give = |name: &[u8]| {
+        let (ino, handle) = file(&process, name);
+        process.write(handle, 0, b"his program", false).expect("written");
+        process.release(handle);
+        let owner = SetAttr { uid: Some(7), ..SetAttr::default() };
+        let given = process.setattr(&ME, ino, &owner).map(|_| ());
+        (given, process.getattr(&ME, ino).expect("it is there").uid)
+    };
+    assert_eq!(give(b"one"), (Ok(()), 7));
+    assert_eq!(give(b"two"), (Err(Errno::DQUOT), 0));
+    assert_eq!(give(b"three"), (Err(Errno::DQUOT), 0));
+}
+
 /// A limit bars another name of a file: it has as many as before. (Seed 8912577: it was linked again when it had none left.)
 #[test]
 fn a_name_that_a_limit_bars_is_not_counted() {
@@ -445,7 +466,8 @@ fn who_is_out_of_time_grants_itself_no_lock() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn what_was_wrong_is_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 9] = [
+    let tests: [(Bug, fn()); 10] = [
+        (Bug::OwnerUnsettled, who_gives_away_a_file_is_told_that_a_limit_bars_it),
         (Bug::NamelessUnawaited, a_file_without_a_name_that_a_limit_bars_is_not_made),
         (Bug::SoleWhileAsked, what_a_thread_has_asked_for_may_be_its_own_before_it_looks),
         (

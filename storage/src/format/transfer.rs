@@ -132,6 +132,19 @@ impl core::str::FromStr for Position {
     }
 }
 
+/// Attributes of an inode.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[allow(missing_docs)]
+pub struct Attributes {
+    pub mode: u32,
+    pub uid: u32,
+    pub gid: u32,
+    pub atime: Stamp,
+    pub mtime: Stamp,
+    /// Names of the extended ones.
+    pub xattrs: Vec<Vec<u8>>,
+}
+
 /// What a stream says.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[allow(missing_docs)]
@@ -161,16 +174,7 @@ pub enum Record {
     Named { dir: InodeId, ino: InodeId, name: Vec<u8> },
     /// Attributes of an inode, and the names of its extended ones (access lists among them), which follow; `last`: as they are to stay, and not
     /// before.
-    Attributes {
-        ino: InodeId,
-        last: bool,
-        mode: u32,
-        uid: u32,
-        gid: u32,
-        atime: Stamp,
-        mtime: Stamp,
-        xattrs: Vec<Vec<u8>>,
-    },
+    Attributes { ino: InodeId, last: bool, what: Attributes },
     /// An extended attribute of an inode.
     Xattr { ino: InodeId, name: Vec<u8>, value: Vec<u8> },
 
@@ -220,7 +224,7 @@ impl Record {
             Self::Unnamed { dir, .. } => (Stage::Unnamed, *dir, 0),
             Self::Named { dir, .. } => (Stage::Named, *dir, 0),
             Self::Attributes { ino, last: false, .. } => (Stage::Attributes, *ino, 0),
-            Self::Attributes { ino, mode, .. } if mode & S_IFMT == S_IFREG => {
+            Self::Attributes { ino, what, .. } if what.mode & S_IFMT == S_IFREG => {
                 (Stage::Content, *ino, u64::MAX)
             }
             Self::Attributes { ino, .. } => (Stage::Final, *ino, 0),
@@ -268,11 +272,11 @@ impl Record {
             Self::Named { dir, ino, name } => {
                 w.u8(6).u64(dir.0).u64(ino.0).bytes(name);
             }
-            Self::Attributes { ino, last, mode, uid, gid, atime, mtime, xattrs } => {
-                w.u8(7).u64(ino.0).u8((*last).into()).u32(*mode).u32(*uid).u32(*gid);
-                put_stamp(&mut w, *atime);
-                put_stamp(&mut w, *mtime);
-                for name in xattrs {
+            Self::Attributes { ino, last, what } => {
+                w.u8(7).u64(ino.0).u8((*last).into()).u32(what.mode).u32(what.uid).u32(what.gid);
+                put_stamp(&mut w, what.atime);
+                put_stamp(&mut w, what.mtime);
+                for name in &what.xattrs {
                     w.u8(name.len() as u8).bytes(name);
                 }
             }
@@ -347,7 +351,8 @@ impl Record {
                 while r.left() > 0 {
                     xattrs.push(take_xattr(&mut r)?);
                 }
-                Self::Attributes { ino, last, mode, uid, gid, atime, mtime, xattrs }
+                let what = Attributes { mode, uid, gid, atime, mtime, xattrs };
+                Self::Attributes { ino, last, what }
             }
             8 => Self::Gone { ino: InodeId(r.u64()?) },
             9 => Self::End { records: r.u64()? },
@@ -373,16 +378,10 @@ mod tests {
         let from = Position { stage: Stage::Named, ino, offset: 9 };
         let (volume, name) = (*b"0123456789abcdef", b"name".to_vec());
         let xattrs = vec![b"user.a".to_vec(), b"user.b".to_vec()];
-        let attributes = |mode, last| Record::Attributes {
-            ino,
-            last,
-            mode,
-
-            uid: 1,
-            gid: 2,
-            atime: stamp,
-            mtime: stamp,
-            xattrs: xattrs.clone(),
+        let attributes = |mode, last| {
+            let (uid, gid, atime, mtime, xattrs) = (1, 2, stamp, stamp, xattrs.clone());
+            let what = Attributes { mode, uid, gid, atime, mtime, xattrs };
+            Record::Attributes { ino, last, what }
         };
         vec![
             Record::Begin {
