@@ -153,6 +153,7 @@ fn clear(config: &Config, force: bool) -> Result<()> {
 /// Whether a region's directory has a file of that name: its segments, and what its services keep beside them.
 fn is_part(name: &str) -> bool {
     storage::region::segment_of(name).is_some()
+        || storage::region::is_left(name)
         || name == storage::region::COPIES_LOCK
         || name == storage::region::BALLAST
         || name == service::nicfs::GIVEN_UP

@@ -24,6 +24,9 @@ pub const STRANGER: u32 = 3002;
 /// Whose group may read some of what is attacked.
 pub const OTHERS: u32 = 3003;
 
+/// `limits.clients_per_user` as it is shipped.
+const PER_USER: usize = 192;
+
 /// How an attack ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Outcome {

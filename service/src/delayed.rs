@@ -1,6 +1,7 @@
 //! A fabric that is slower than memory: each operation waits a fixed time, to stand for PCIe in
 //! measurements (DESIGN section 2).
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use storage::media::{Media, MediaError, Segment, Spare};
@@ -79,8 +80,11 @@ impl<M: Media> Media for Delayed<M> {
     fn mend(&self, segment: Segment, size: u64) -> Result<bool, MediaError> {
         self.inner.mend(segment, size)
     }
-    fn strip(&self, segment: Option<Segment>) -> Result<(), MediaError> {
-        self.inner.strip(segment)
+    fn leave(&self, log: Segment, user: u32, bytes: u64) -> Result<bool, MediaError> {
+        self.wait().leave(log, user, bytes)
+    }
+    fn look_at_left(&self) -> Result<BTreeMap<u32, usize>, MediaError> {
+        self.inner.look_at_left()
     }
     fn remove(&self, segment: Segment) -> Result<(), MediaError> {
         self.wait().remove(segment)

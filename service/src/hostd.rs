@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use base::{ClientId, Errno};
 use rustix::event::epoll;
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, UCred};
 use rustix::process::{Pid, PidfdFlags};
 use storage::format::control::{self, Descriptor};
 use storage::format::item::ReadClass;
@@ -34,6 +34,8 @@ const CONNECTIONS_MAX: usize = 8192;
 const FOR_ROOT: usize = CONNECTIONS_MAX / 8;
 /// Arenas that a process may have asked for and not been told of.
 const QUESTIONS_EACH: u32 = 64;
+/// Connections taken in a turn.
+const ACCEPTED: usize = 16;
 /// Before the next look for a connection when there was no descriptor for it.
 const NO_DESCRIPTOR: Duration = Duration::from_millis(10);
 /// How long it is taken for true which logs the region has: less than a client waits before it asks.
@@ -80,6 +82,9 @@ struct Hostd {
     epoll: OwnedFd,
     nicfs: Option<OwnedFd>,
     conns: BTreeMap<u64, Conn>,
+    /// How many of them each user has.
+    users: BTreeMap<u32, usize>,
+
     pidfds: BTreeMap<u64, (ClientId, OwnedFd)>,
     connections_per_user: usize,
     next: u64,
@@ -108,6 +113,8 @@ pub fn run(config: HostdConfig) -> Result<(), Error> {
         epoll,
         nicfs: None,
         conns: BTreeMap::new(),
+        users: BTreeMap::new(),
+
         pidfds: BTreeMap::new(),
         connections_per_user: config.connections_per_user,
         next: FIRST,
@@ -167,9 +174,8 @@ fn connect(path: &Path) -> std::io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Credentials of the process at the other end.
-fn peer(socket: BorrowedFd<'_>) -> std::io::Result<Peer> {
-    let creds = rustix::net::sockopt::socket_peercred(socket)?;
+/// Credentials of the process at the other end, of which `creds` are known.
+fn peer(socket: BorrowedFd<'_>, creds: &UCred) -> std::io::Result<Peer> {
     let mut groups = vec![0u32; 65_536];
     let mut len = (groups.len() * 4) as libc::socklen_t;
     // SAFETY: the buffer has the length given; the kernel writes at most that much and sets `len`.
@@ -185,7 +191,8 @@ fn peer(socket: BorrowedFd<'_>) -> std::io::Result<Peer> {
     if failed {
         return Err(std::io::Error::last_os_error());
     }
-    groups.truncate(len as usize / 4);
+    // (Most have few, and a connection keeps them.)
+    let groups = groups[..len as usize / 4].to_vec();
     let pid = creds.pid.as_raw_nonzero().get().unsigned_abs();
     Ok(Peer { pid, uid: creds.uid.as_raw(), gid: creds.gid.as_raw(), groups })
 }
@@ -226,7 +233,9 @@ impl Hostd {
             Err(rustix::io::Errno::INTR) => return Ok(true),
             other => other?,
         };
-        let tokens: Vec<u64> = ready.iter().map(|e| e.data.u64()).collect();
+        let mut tokens: Vec<u64> = ready.iter().map(|e| e.data.u64()).collect();
+        // Users may be many, and what nicfs says concerns all.
+        tokens.sort_by_key(|token| *token != NICFS);
         for token in tokens {
             match token {
                 // Nothing here is read again.
@@ -243,7 +252,8 @@ impl Hostd {
 
     fn accept(&mut self, listener: &OwnedFd) {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        loop {
+        // Who connects again and again gets a turn like others: what is left is told of again.
+        for _ in 0..ACCEPTED {
             let socket = match rustix::net::accept_with(listener, flags) {
                 Ok(socket) => socket,
                 Err(rustix::io::Errno::MFILE | rustix::io::Errno::NFILE) => {
@@ -254,8 +264,8 @@ impl Hostd {
                 }
                 Err(_) => return,
             };
-            let Ok(peer) = peer(socket.as_fd()) else { continue };
-            if let Some(text) = self.crowd(peer.uid) {
+            let Ok(creds) = rustix::net::sockopt::socket_peercred(&socket) else { continue };
+            if let Some(text) = self.crowd(creds.uid.as_raw()) {
                 let _ = link::send_bytes(
                     socket.as_fd(),
                     &rpc::host_reply(Err((Errno::NFILE, text))),
@@ -263,9 +273,11 @@ impl Hostd {
                 );
                 continue;
             }
+            let Ok(peer) = peer(socket.as_fd(), &creds) else { continue };
             let token = self.next;
             self.next += 1;
             if self.watch(socket.as_fd(), token).is_ok() {
+                *self.users.entry(peer.uid).or_default() += 1;
                 let conn =
                     Conn { socket, peer, client: None, bell: None, attaching: false, asking: 0 };
                 self.conns.insert(token, conn);
@@ -273,9 +285,20 @@ impl Hostd {
         }
     }
 
+    /// A connection has ended.
+    fn hung_up(&mut self, token: u64) {
+        let Some(conn) = self.conns.remove(&token) else { return };
+        if let Some(own) = self.users.get_mut(&conn.peer.uid) {
+            *own -= 1;
+            if *own == 0 {
+                self.users.remove(&conn.peer.uid);
+            }
+        }
+    }
+
     /// Why there is no place for one more connection of this user.
     fn crowd(&self, uid: u32) -> Option<&'static str> {
-        let own = || self.conns.values().filter(|c| c.peer.uid == uid).count();
+        let own = || self.users.get(&uid).copied().unwrap_or(0);
         if uid != 0 && own() >= self.connections_per_user {
             return Some("too many connections of this user");
         }
@@ -328,7 +351,7 @@ impl Hostd {
         let request = match received {
             Ok((0, _)) | Err(_) => {
                 let client = conn.client;
-                self.conns.remove(&token);
+                self.hung_up(token);
                 if let Some(client) = client {
                     self.client_ended(client);
                 }

@@ -19,6 +19,8 @@ pub mod check;
 pub mod format;
 #[cfg(feature = "std")]
 mod guard;
+#[cfg(feature = "std")]
+mod left;
 pub mod limits;
 pub mod locks;
 pub mod media;

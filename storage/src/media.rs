@@ -4,6 +4,7 @@
 //! A region is a set of *segments*, each a flat range of bytes with its own access rights (in a
 //! file-backed region each is a file: the smallest thing that can be handed to a process).
 
+use alloc::collections::BTreeMap;
 use alloc::string::String;
 
 /// Names a segment of the region.
@@ -147,11 +148,17 @@ pub trait Media: Send + Sync {
     fn mend(&self, _segment: Segment, _size: u64) -> Result<bool, MediaError> {
         Ok(false)
     }
-    /// Takes away all that a segment has, which is removed next, also from whoever has it mapped; and
-    /// again, as often as this is called for any segment, if it was filled since.
-    fn strip(&self, _segment: Option<Segment>) -> Result<(), MediaError> {
-        Ok(())
+    /// Removes the log of a client of `user` that its process may still have: then what it has is looked after, and the answer is
+    /// `true`. `bytes`: so long it may stay, or 0 if all that it has is to be taken away, also from whoever has it mapped.
+    fn leave(&self, log: Segment, _user: u32, _bytes: u64) -> Result<bool, MediaError> {
+        self.remove(log).map(|()| false)
     }
+    /// Looks at the logs that were left: nobody takes more by one than it had, and who tries has none. How many of each user are still
+    /// open somewhere.
+    fn look_at_left(&self) -> Result<BTreeMap<u32, usize>, MediaError> {
+        Ok(BTreeMap::new())
+    }
+
     /// Removes a segment and its memory.
     fn remove(&self, segment: Segment) -> Result<(), MediaError>;
     /// Segments that exist.

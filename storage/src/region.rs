@@ -32,6 +32,7 @@ use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
 use crate::backing::{self, Backing, Ballast};
 use crate::format::superblock::Durability;
+use crate::left::{self, LeftLogs};
 use crate::media::{Media, MediaError, Segment, Spare};
 use crate::persist;
 use crate::untouched;
@@ -41,8 +42,6 @@ const PAGE: u64 = 4096;
 pub const COPIES_LOCK: &str = "copies.lock";
 /// The file that holds the space which a volume promises and has not taken yet (see `backing`).
 pub const BALLAST: &str = "ballast";
-/// Stripped logs that are looked after; those of whom nobody has a descriptor any more are not.
-const STRIPPED: usize = 64;
 
 /// A region in the files of a directory.
 #[derive(Debug)]
@@ -57,7 +56,7 @@ pub struct FileRegion {
     /// failure.
     fencing: Mutex<Option<String>>,
     backing: Mutex<Backing>,
-    stripped: Mutex<Vec<OwnedFd>>,
+    left: Mutex<LeftLogs>,
 }
 
 /// See [`FileRegion::copying`].
@@ -136,6 +135,11 @@ pub fn segment_of(name: &str) -> Option<Segment> {
     }
 }
 
+/// Whether a file of that name is a log that counts no more, and that somebody had still.
+pub fn is_left(name: &str) -> bool {
+    left::is_one(name)
+}
+
 fn io(what: &str, path: &Path, error: OsError) -> MediaError {
     MediaError::Io(format!("{what} {}: {error}", path.display()))
 }
@@ -183,7 +187,7 @@ impl FileRegion {
             dirty: Mutex::default(),
             fencing: Mutex::default(),
             backing: Mutex::default(),
-            stripped: Mutex::default(),
+            left: Mutex::default(),
         })
     }
 
@@ -385,6 +389,13 @@ impl FileRegion {
         }
     }
 
+    /// Knows nothing any more of a segment that goes.
+    fn forget(&self, segment: Segment) {
+        lock(&self.backing).forget_all(segment);
+        self.maps.write().unwrap_or_else(PoisonError::into_inner).remove(&segment);
+        lock(&self.dirty).remove(&segment);
+    }
+
     fn file_size(&self, segment: Segment, fd: &OwnedFd) -> Result<u64, MediaError> {
         let stat = rustix::fs::fstat(fd)
             .map_err(|e| io("cannot stat", &self.path.join(file_name(segment)), e))?;
@@ -487,15 +498,6 @@ impl FileRegion {
             }
         }
         Ok(())
-    }
-}
-
-/// Whether nobody else has the file open: then it can be leased.
-fn is_last(file: &OwnedFd) -> bool {
-    // SAFETY: two plain calls on a descriptor that is open.
-    unsafe {
-        libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_WRLCK) == 0
-            && libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, libc::F_UNLCK) == 0
     }
 }
 
@@ -751,6 +753,8 @@ impl Media for FileRegion {
                 _ => {}
             }
         }
+        logs += lock(&self.left).missing();
+
         let ballast = lock(&self.backing).ballast.as_ref().map(|ballast| ballast.bytes);
         // A tree that nothing is reserved for grows with what there is: some of it is kept.
         let kept = if ballast.is_some() { 0 } else { tree.min(free / 8) };
@@ -775,38 +779,29 @@ impl Media for FileRegion {
     fn mend(&self, segment: Segment, size: u64) -> Result<bool, MediaError> {
         let map = self.map(segment, 0)?;
         let path = || self.path.join(file_name(segment));
-        let is = self.file_size(segment, &map.fd)?;
-        let taken = backing::taken(&map.fd).map_err(|e| io("cannot stat", &path(), e))?;
-        // Some file systems count what they need themselves, at most this much.
-        if is == size && taken <= size + size / 64 + (64 << 10) {
+        if left::is_as_it_was(&map.fd, size).map_err(|e| io("cannot stat", &path(), e))? {
             return Ok(false);
         }
+
         rustix::fs::ftruncate(&map.fd, size).map_err(|e| io("cannot cut", &path(), e))?;
         Ok(true)
     }
 
-    fn strip(&self, segment: Option<Segment>) -> Result<(), MediaError> {
-        let mut stripped = lock(&self.stripped);
-        if let Some(segment) = segment {
-            stripped.push(self.open_file(segment, OFlags::RDWR)?);
-            if stripped.len() > STRIPPED {
-                stripped.remove(0);
-            }
-        }
-        stripped.retain(|file| {
-            if backing::taken(file).is_ok_and(|taken| taken == 0) && is_last(file) {
-                return false;
-            }
-            rustix::fs::ftruncate(file, 0).is_ok()
-        });
-        Ok(())
+    fn leave(&self, log: Segment, user: u32, bytes: u64) -> Result<bool, MediaError> {
+        self.forget(log);
+        let (name, file) = (file_name(log), self.open_file(log, OFlags::RDWR)?);
+        let left = lock(&self.left).leave(&self.dir, &name, (file, user, bytes));
+        left.map_err(|e| io("cannot leave", &self.path.join(name), e))
+    }
+
+    fn look_at_left(&self) -> Result<BTreeMap<u32, usize>, MediaError> {
+        let users = lock(&self.left).look(&self.dir);
+        users.map_err(|e| io("cannot look after logs that were left in", &self.path, e))
     }
 
     fn remove(&self, segment: Segment) -> Result<(), MediaError> {
         let name = file_name(segment);
-        lock(&self.backing).forget_all(segment);
-        self.maps.write().unwrap_or_else(PoisonError::into_inner).remove(&segment);
-        lock(&self.dirty).remove(&segment);
+        self.forget(segment);
         match rustix::fs::unlinkat(&self.dir, &name, rustix::fs::AtFlags::empty()) {
             Ok(()) => Ok(()),
             Err(OsError::NOENT) => Err(MediaError::Missing(segment)),

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use storage::format::superblock::Durability;
 use storage::media::{Media, MediaError, Segment};
-use storage::region::{FileRegion, file_name, segment_of};
+use storage::region::{FileRegion, file_name, is_left, segment_of};
 
 struct Dir(PathBuf);
 
@@ -296,4 +296,52 @@ fn what_arenas_have_from_an_offset_on_is_counted() {
     assert_eq!(region.taken_from(base), Ok(19 * 3 * 4096));
     let spare = region.spare().unwrap().unwrap();
     assert_eq!((spare.data, spare.reserved), (20 * 13 * 4096 + 19 * 3 * 4096, 0));
+}
+
+/// Whoever has a log that counts no more keeps what lies in it, and takes no more by it; also past the process that left it.
+#[test]
+fn a_log_that_somebody_has_still_is_looked_after() {
+    const BYTES: u64 = 1 << 20;
+    let dir = Dir::new("left");
+    let region = FileRegion::create(&dir.0, Durability::Replicated).unwrap();
+    let names = || {
+        let all = std::fs::read_dir(&dir.0).unwrap();
+        let name = |entry: std::io::Result<std::fs::DirEntry>| entry.unwrap().file_name();
+        let mut all: Vec<_> = all.map(name).filter_map(|name| name.into_string().ok()).collect();
+        all.retain(|name| name.contains('.') && !name.contains("lock"));
+        all
+    };
+    for log in 0..3 {
+        region.ensure(Segment::Log(log), BYTES).unwrap();
+        region.write(Segment::Log(log), 0, b"kept").unwrap();
+    }
+    let file = |log| region.open_segment(Segment::Log(log), true).unwrap();
+    let (first, second) = (file(1), file(2));
+    assert_eq!(region.leave(Segment::Log(0), 7, BYTES), Ok(false), "nobody has it");
+    assert_eq!(region.leave(Segment::Log(1), 7, BYTES), Ok(true));
+    assert_eq!(region.leave(Segment::Log(2), 8, BYTES), Ok(true));
+    assert_eq!(region.segments(), Ok(vec![]), "they are nobody's log");
+    let all = names();
+    assert!(all.len() == 2 && all.iter().all(|name| is_left(name)), "{all:?}");
+    // One is filled beyond its end: it has nothing from then on. The other one is as it was, also for who looks next.
+    let flags = rustix::fs::FallocateFlags::KEEP_SIZE;
+    rustix::fs::fallocate(&first, flags, BYTES, 4 << 20).unwrap();
+    drop(region);
+    let region = FileRegion::open(&dir.0, Durability::Replicated).unwrap();
+    let taken = |file| rustix::fs::fstat(file).unwrap().st_blocks * 512;
+    assert_eq!(region.look_at_left(), Ok([(7, 1), (8, 1)].into()));
+    assert_eq!((taken(&first), taken(&second) > 0), (0, true));
+    rustix::fs::ftruncate(&first, 100).unwrap();
+    rustix::fs::fallocate(&first, rustix::fs::FallocateFlags::empty(), 0, BYTES).unwrap();
+    region.look_at_left().unwrap();
+    assert_eq!(taken(&first), 0, "again and again");
+    let mut bytes = [0; 4];
+    rustix::io::pread(&second, &mut bytes, 0).unwrap();
+    assert_eq!(&bytes, b"kept");
+    // When nobody has them any more they go.
+    drop((first, second));
+    for _ in 0..8 {
+        region.look_at_left().unwrap();
+    }
+    assert_eq!((region.look_at_left(), names()), (Ok([].into()), vec![]));
 }

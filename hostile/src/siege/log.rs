@@ -1,18 +1,33 @@
 //! A client's own log: its size, its words, its bytes.
 
+use std::fs;
+use std::os::fd::{AsRawFd as _, OwnedFd};
+use std::time::{Duration, Instant};
+
 use base::InodeId;
 use client::libfs::host::Memory as _;
-use rustix::fs::FallocateFlags;
+use rustix::fs::{FallocateFlags, StatVfs};
 use storage::format::control;
 use storage::format::entry::{Op, mask};
 use storage::limits::{LEASE_SLOTS, RPC_SLOTS};
 
+use super::PER_USER;
 use super::attacker::Attacker;
 use super::{Attack, Ground, Outcome, Tried, attack};
 
 pub(super) const ATTACKS: &[Attack] = &[
     attack("log-cut", "its log is cut to nothing while the service reads it", |g| resized(g, 0)),
     attack("log-grown", "its log grows until there is no memory", |g| resized(g, 1 << 36)),
+    attack(
+        "log-after-end",
+        "a log that counts no more is filled, whose descriptor it kept",
+        after_end,
+    ),
+    attack(
+        "log-after-ends",
+        "the same of one log after the other, each as long as it was",
+        after_ends,
+    ),
     attack("log-garbage", "garbage where entries are expected", garbage),
     attack("log-lengths", "entries that say they are longer than anything", lengths),
     attack("log-words", "every word of the control area is anything", words),
@@ -32,19 +47,94 @@ fn resized(ground: &Ground, to: u64) -> Tried {
     };
     attacker.ring();
     let took = ground.root("serve")?;
-    // What it took comes back.
-    let begin = std::time::Instant::now();
+    if to == 0 {
+        return Ok(Outcome::Held(format!("{done:?}; root is served in {took} ms")));
+    }
+    let gone = comes_back(file, &before, 64 << 20)?;
+    Ok(match gone {
+        None => Outcome::Held(format!("{done:?}; root is served in {took} ms")),
+        Some(bytes) => Outcome::Succeeded(format!("{done:?}, and {bytes} bytes are gone")),
+    })
+}
+
+/// Waits until the file system has what it had before, but for so many bytes; else what is gone for good.
+fn comes_back(file: &OwnedFd, before: &StatVfs, but: u64) -> Result<Option<u64>, String> {
+    let begin = Instant::now();
     loop {
         let now = rustix::fs::fstatvfs(file).map_err(|e| e.to_string())?;
-        let left = before.f_bfree.saturating_sub(now.f_bfree) * now.f_bsize;
-        if to == 0 || left < 64 << 20 {
-            return Ok(Outcome::Held(format!("{done:?}; root is served in {took} ms")));
+        let gone = before.f_bfree.saturating_sub(now.f_bfree) * now.f_bsize;
+        if gone < but {
+            return Ok(None);
         }
         if begin.elapsed().as_secs() > 20 {
-            return Ok(Outcome::Succeeded(format!("{done:?}, and {left} bytes are gone")));
+            return Ok(Some(gone));
         }
-        std::thread::sleep(std::time::Duration::from_millis(50));
+        std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+/// Hangs up, and waits until its log has lost its name.
+fn ended(attacker: Attacker) -> Result<OwnedFd, String> {
+    let Attacker { socket, log_file, memory, .. } = attacker;
+    drop((socket, memory));
+    let link = format!("/proc/self/fd/{}", log_file.as_raw_fd());
+    let begin = Instant::now();
+    while fs::read_link(&link).is_ok_and(|at| {
+        let name = at.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        name.starts_with("log.") && !name.contains("deleted")
+    }) {
+        if begin.elapsed().as_secs() > 20 {
+            return Err("its log stays where it was".into());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(log_file)
+}
+
+fn after_end(ground: &Ground) -> Tried {
+    let file = ended(Attacker::attach(&ground.socket())?)?;
+    let before = rustix::fs::fstatvfs(&file).map_err(|e| e.to_string())?;
+    let (mut done, mut gone) = (Vec::new(), None);
+    // The second time it is known for what it is.
+    for _ in 0..2 {
+        done.push(rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 1 << 28));
+        gone = gone.or(comes_back(&file, &before, 64 << 20)?);
+    }
+    Ok(match gone {
+        None => Outcome::Held(format!("{done:?}; all of it came back")),
+        Some(bytes) => Outcome::Succeeded(format!("{done:?}, and {bytes} bytes are gone")),
+    })
+}
+
+fn after_ends(ground: &Ground) -> Tried {
+    let mut held = Vec::new();
+    let (mut before, mut each, mut barred) = (None, 0, None);
+    while held.len() < 3 * PER_USER {
+        let attacker = match Attacker::attach(&ground.socket()) {
+            Ok(attacker) => attacker,
+            Err(why) => {
+                barred = Some(why);
+                break;
+            }
+        };
+        each = attacker.descriptor.segment_bytes();
+        let file = ended(attacker)?;
+        if before.is_none() {
+            before = Some(rustix::fs::fstatvfs(&file).map_err(|e| e.to_string())?);
+        }
+        let full = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, each);
+        held.push(file);
+        if full.is_err() {
+            break;
+        }
+    }
+    let took = ground.root("serve")?;
+    let count = held.len();
+    // As many as it may have clients, and no more.
+    Ok(Outcome::of(
+        count > PER_USER + 1,
+        format!("{count} logs of {each} bytes, then {barred:?}; root is served in {took} ms"),
+    ))
 }
 
 fn garbage(ground: &Ground) -> Tried {

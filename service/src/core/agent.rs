@@ -10,7 +10,7 @@ use storage::format::entry::Op;
 use storage::limits::{LANES_MAX, RPC_SLOTS};
 use storage::media::{MediaError, Segment};
 
-use super::client::Client;
+use super::client::{Client, LogFile};
 use super::limits::Limits;
 use super::locking::Locking;
 use super::message::{Identity, Message};
@@ -55,6 +55,9 @@ pub(super) struct Agent {
     /// Sessions that have ended while their processes live, the oldest first.
     pub past: Vec<Past>,
     pub logs_seen: Nanos,
+    /// Of each user, how many logs of sessions that are over somebody still has open.
+    pub left: BTreeMap<u32, usize>,
+
     /// When somebody got no space although some was set aside.
     pub room_sought: Option<Nanos>,
     /// Ends of clients, and of what was still to come of them: whoever waits for one looks again when it has changed.
@@ -78,6 +81,7 @@ impl Agent {
             locking,
             past: Vec::new(),
             logs_seen: 0,
+            left: BTreeMap::new(),
             room_sought: None,
             ends: 0,
         }
@@ -91,6 +95,11 @@ impl Node {
         let counts = |c: &&Client| c.heir_until.is_none();
         let all = self.agent.clients.values().filter(counts).count();
         let own = self.agent.clients.values().filter(counts);
+        // So are those that somebody keeps from sessions that are over: each is memory.
+        let left = self.agent.left.get(&uid).copied().unwrap_or(0);
+        if self.no_room_beside(uid, left, self.agent.left.values().sum()).is_some() {
+            return Some("too many logs of ended sessions are still open on this node");
+        }
         self.no_room_beside(uid, own.filter(|c| c.identity.uid == uid).count(), all)
     }
 
@@ -306,23 +315,23 @@ impl Node {
     /// The row goes first: a log without one is removed at the next start.
     pub(super) fn remove_client(&mut self, id: ClientId) -> Result<(), Failure> {
         if let Some(client) = self.agent.clients.remove(&id) {
-            let (segment, resized) = (Segment::Log(client.segment), client.resized);
             client.close();
+            let log = client.log_file();
             self.agent.table.remove(client.into_row())?;
-            self.remove_log(segment, resized)?;
+            self.leave_log(log)?;
         }
         self.agent.active.remove(&id);
         self.agent.requests.retain(|r| r.client != id);
         Ok(())
     }
 
-    /// Whoever has a descriptor keeps what lies in a file that is removed. From one who has shown what he
-    /// does with it everything is taken.
-    pub(super) fn remove_log(&mut self, segment: Segment, resized: bool) -> Result<(), Failure> {
-        if resized {
-            self.env.media.strip(Some(segment))?;
+    /// A log counts no more. Its process, and whoever else has its descriptor, keeps what lies in it, and no more than that; of one
+    /// who has shown what he does with it, nothing.
+    pub(super) fn leave_log(&mut self, log: LogFile) -> Result<(), Failure> {
+        if self.env.media.leave(log.segment, log.user, log.bytes)? {
+            *self.agent.left.entry(log.user).or_default() += 1;
         }
-        Ok(self.env.media.remove(segment)?)
+        Ok(())
     }
 
     /// A client rang its bell.
@@ -601,8 +610,9 @@ impl Node {
                 self.env.counters.resized_logs += 1;
             }
         }
-        // Who was expelled may have the descriptor still.
-        Ok(self.env.media.strip(None)?)
+        // Whose session is over may have the descriptor still.
+        self.agent.left = self.env.media.look_at_left()?;
+        Ok(())
     }
 
     /// Whether others may have taken over because the coordinator is out of reach.

@@ -16,6 +16,7 @@ use std::sync::Arc;
 
 use base::planted::{Bug, planted};
 use base::{ClientId, Epoch, InodeId, Nanos, Sequence, StreamSeq};
+use storage::format::clients::Record;
 use storage::format::control::{self, Descriptor, LeaseMode};
 use storage::format::rpc;
 use storage::limits::{OP_SLOTS, RPC_SLOT_BYTES, RPC_SLOTS};
@@ -124,6 +125,29 @@ struct Pin {
     what: u32,
     /// The head was told that it is closed; once everything up to here is settled, that need not be said again.
     told: Option<u64>,
+}
+
+/// The file of a log that counts no more.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct LogFile {
+    pub segment: Segment,
+    /// Whose it is.
+    pub user: u32,
+    /// So long it may stay as long as somebody has it; 0 if he did with it what he may not.
+    pub bytes: u64,
+}
+
+impl LogFile {
+    /// Of a row whose log counts no more.
+    pub(super) fn of_record(record: &Record) -> Self {
+        let bytes = control::LANES + u64::from(record.lanes) * record.lane_bytes;
+        Self { segment: Segment::Log(record.segment), user: record.uid, bytes }
+    }
+
+    /// Without a row: whose it was is not known.
+    pub(super) fn of_nobody(segment: Segment, bytes: u64) -> Self {
+        Self { segment, user: u32::MAX, bytes }
+    }
 }
 
 /// See the module.
@@ -674,6 +698,12 @@ impl Client {
         }
         self.tell_of_recalls();
         self.notify();
+    }
+
+    /// Its log, when that counts no more.
+    pub(super) fn log_file(&self) -> LogFile {
+        let bytes = if self.resized { 0 } else { self.descriptor.segment_bytes() };
+        LogFile { segment: Segment::Log(self.segment), user: self.identity.uid, bytes }
     }
 
     /// Its log goes. Nobody should be there any more; if somebody is, it must attach anew.

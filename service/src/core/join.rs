@@ -20,6 +20,7 @@ use storage::limits::BLOCK_BYTES;
 use storage::media::Segment;
 use storage::volume::{Fault, Params, Refusal, View, Volume, back_copies, run_copies};
 
+use super::client::LogFile;
 use super::head::NUMBERS_END;
 use super::message::Message;
 use super::offer::{COMPARED, Doubt, Offered, Part};
@@ -576,10 +577,18 @@ impl Node {
             incoming.kept.clear();
         }
         let kept = !image && self.keep_old(&params)?;
+        let logs: BTreeMap<_, _> =
+            self.agent.clients.values().map(|c| (Segment::Log(c.segment), c.log_file())).collect();
         for segment in self.env.media.segments()? {
             match segment {
                 Segment::Log(_) if planted(Bug::JoinKeepsLogs) => {}
-                Segment::Log(_) => self.env.media.remove(segment)?,
+                Segment::Log(_) => match logs.get(&segment) {
+                    Some(log) => self.leave_log(*log)?,
+                    None => {
+                        let bytes = self.env.media.size(segment)?;
+                        self.leave_log(LogFile::of_nobody(segment, bytes))?;
+                    }
+                },
                 // Emptied, not removed: hostd and clients have them mapped.
                 Segment::Arena(_) | Segment::Tree if !kept => {
                     self.env.media.discard(segment, 0, self.env.media.size(segment)?)?;

@@ -24,7 +24,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use base::planted::{Bug, planted};
 use base::{ClientId, InodeId, Nanos, NodeId, StreamSeq};
 use storage::format::clients::{PIN_CLOSED, PIN_READ, PIN_WRITE};
-use storage::media::Segment;
 
 use super::client::Client;
 use super::message::Message;
@@ -208,7 +207,7 @@ impl Node {
         client.collect_closed()?;
         client.close();
         // The row is sealed: without its log it is one of these at the next start.
-        self.remove_log(Segment::Log(client.segment), client.resized)?;
+        self.leave_log(client.log_file())?;
         self.agent.active.remove(&id);
         self.agent.requests.retain(|r| r.client != id);
         let past = Past::of_client(client);

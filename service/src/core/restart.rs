@@ -36,7 +36,7 @@ use base::{ClientId, InodeId, Sequence};
 use storage::format::control;
 use storage::media::Segment;
 
-use super::client::Client;
+use super::client::{Client, LogFile};
 use super::table::Found;
 use super::{Failure, Node, entries};
 
@@ -163,7 +163,10 @@ impl Node {
 
     /// Removes rows, and the logs that no client has.
     pub(super) fn drop_logs(&mut self, rows: Vec<Found>) -> Result<(), Failure> {
+        let mut logs = BTreeMap::new();
         for found in rows {
+            let log = LogFile::of_record(&found.record);
+            logs.insert(log.segment, log);
             self.agent.table.remove(found.row)?;
         }
         let kept: BTreeSet<u32> = self.agent.clients.values().map(|c| c.segment).collect();
@@ -172,7 +175,11 @@ impl Node {
             self.agent.next_segment = self.agent.next_segment.max(number.saturating_add(1));
             if !kept.contains(&number) {
                 self.drop_log(segment);
-                self.env.media.remove(segment)?;
+                let log = match logs.get(&segment) {
+                    Some(log) => *log,
+                    None => LogFile::of_nobody(segment, self.env.media.size(segment)?),
+                };
+                self.leave_log(log)?;
             }
         }
         Ok(())

@@ -126,7 +126,13 @@ impl<N: Transport> Driver<N> {
 
     pub(super) fn tell_host(&mut self, packet: &Packet) -> bool {
         match &self.host {
-            Some(host) => host.send(packet),
+            Some(host) if host.send(packet) => true,
+            Some(_) => {
+                // It does not read. What it was to be told somebody waits for: when the link ends hostd tells all of them to
+                // ask again, and comes back.
+                self.host_lost();
+                false
+            }
             None => false,
         }
     }

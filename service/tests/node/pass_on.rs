@@ -29,7 +29,8 @@ macro_rules! pass_on {
     (@ segments) => {
         crate::pass_on::pass_on!(@ ensure(segment: Segment, size: u64) -> ());
         crate::pass_on::pass_on!(@ mend(segment: Segment, size: u64) -> bool);
-        crate::pass_on::pass_on!(@ strip(segment: Option<Segment>) -> ());
+        crate::pass_on::pass_on!(@ leave(log: Segment, user: u32, bytes: u64) -> bool);
+        crate::pass_on::pass_on!(@ look_at_left() -> std::collections::BTreeMap<u32, usize>);
         crate::pass_on::pass_on!(@ remove(segment: Segment) -> ());
         crate::pass_on::pass_on!(@ segments() -> Vec<Segment>);
         crate::pass_on::pass_on!(@ wake(segment: Segment, offset: u64) -> ());
