@@ -36,7 +36,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Map, Value, json};
 
 use crate::config::Transport;
-use crate::failure::{Kind, Result};
+use crate::failure::{Failure, Kind, Result};
 use crate::output::Output;
 
 /// Options of the benches that start a cluster.
@@ -54,6 +54,9 @@ pub struct ClusterOptions {
     /// Fewer operations, where a bench has many (mount)
     #[arg(long)]
     pub quick: bool,
+    /// upgrade: a corbel of another build, which begins; its services are ended for this one's
+    #[arg(long, value_name = "PROGRAM")]
+    pub from: Option<std::path::PathBuf>,
 }
 
 macro_rules! verbs {
@@ -169,6 +172,8 @@ pub struct Bench<'a> {
     pub keep: bool,
     /// Whether fewer operations will do.
     pub quick: bool,
+    /// Another build's program, which begins.
+    pub from: Option<&'a std::path::Path>,
     /// For progress.
     pub out: &'a Output,
 }
@@ -344,7 +349,7 @@ pub const BENCHES: &[Row] = &[
     },
     Row {
         name: "upgrade",
-        about: "three nodes ended in order and started, one after the other, under sqlite and programs that write",
+        about: "the coordinator and three nodes ended in order and started, one after the other, under sqlite, a build, and programs that write",
         asked: &[
             ("errors", Asked::Max(0.0)),
             ("lost", Asked::Max(0.0)),
@@ -497,8 +502,16 @@ pub fn run(out: &Output, verb: &BenchVerb) -> Result<u8> {
         transport,
         keep: options.keep,
         quick: options.quick,
+        from: options.from.as_deref(),
         out,
     };
+    if options.from.is_some() && name != "upgrade" {
+        return Err(Failure::new(
+            Kind::Usage,
+            format!("bench {name} --from"),
+            "only `corbel bench upgrade` begins with another build's program",
+        ));
+    }
     for row in BENCHES.iter().filter(|row| name == "all" || row.name == name) {
         out.step(format!("{}: {}", row.name, row.about));
         let figures = (row.run)(&bench)?;

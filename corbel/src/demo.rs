@@ -67,7 +67,7 @@ struct Demo<'a> {
 pub fn run(args: &DemoArgs, out: &Output) -> Result<()> {
     crate::signals::catch();
     let transport = if args.transport == "shm" { Transport::Shm } else { Transport::Tcp };
-    let bench = Bench { replicas: 3, transport, keep: args.keep, quick: false, out };
+    let bench = Bench { replicas: 3, transport, keep: args.keep, quick: false, from: None, out };
     let tree = match &args.tree {
         Some(tree) => tree.clone(),
         None => std::env::current_dir().context("the current directory")?,

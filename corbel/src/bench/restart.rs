@@ -2,6 +2,9 @@
 //! services of each node ended in order and started, one node after the other. Programs write and sync on every node all the time:
 //! none of them may see an error, nothing of the volume may be copied, and every acknowledged record must be there.
 
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
@@ -10,7 +13,7 @@ use super::failover::{Writer, highest, monotonic};
 use super::load::{figures, number};
 use super::world::World;
 use super::{Bench, Measured};
-use crate::failure::{Failure, Kind, Result};
+use crate::failure::{Context, Failure, Kind, Result};
 use crate::process::wait_until;
 
 const RECORDS: &str = "1000000";
@@ -138,15 +141,57 @@ pub fn restart(bench: &Bench<'_>) -> Result<Measured> {
     ])
 }
 
-/// The bench `upgrade`.
+/// Compiles through the mount of a node, again and again; `false` if any of it fails.
+struct Build {
+    stop: Arc<AtomicBool>,
+    thread: std::thread::JoinHandle<bool>,
+}
+
+impl Build {
+    fn start(world: &World, node: u32) -> Result<Self> {
+        let dir = PathBuf::from(world.file(node, "build"));
+        std::fs::create_dir(&dir).context(dir.display())?;
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let builds = move || {
+            let mut good = true;
+            while good && !stopped.load(Ordering::Relaxed) {
+                good = super::load::compile(&dir).is_ok_and(|program| {
+                    let ran = std::process::Command::new(&program).output();
+                    // (It says how it is used.)
+                    ran.is_ok() && std::fs::remove_file(&program).is_ok()
+                });
+            }
+            good
+        };
+        Ok(Self { stop, thread: std::thread::spawn(builds) })
+    }
+
+    fn finish(self) -> bool {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap_or(false)
+    }
+}
+
+/// The bench `upgrade`: by another build's program first, if one is named.
 pub fn upgrade(bench: &Bench<'_>) -> Result<Measured> {
-    let world = three(bench)?;
+    let mut world = match bench.from {
+        Some(program) => World::start_by(bench, program, &World::plan(bench))?,
+        None => three(bench)?,
+    };
     let script = super::load::sqlite_script(world.scratch())?;
     let writers = Writers::start(&world)?;
+    let build = Build::start(&world, 3)?;
     let mut database = world.run_command(2)?;
     database.arg(super::load::python()?).arg(&script).arg(world.file(2, "upgrade.db")).arg("20000");
     let database = std::thread::spawn(move || figures(database).is_ok());
     let (mut bytes, begun) = (0.0, monotonic());
+    // What is started from here on is this build's; the programs go on with what they began with.
+    world.program = None;
+    if let Some(coordinator) = world.local.coordinator() {
+        coordinator.end(Duration::from_secs(10));
+        world.local.start_coordinator()?;
+    }
     for node in NODES {
         whole(&world)?;
         if let Some(serve) = world.local.process(node, "serve") {
@@ -159,9 +204,12 @@ pub fn upgrade(bench: &Bench<'_>) -> Result<Measured> {
     }
     let stall = writers.longest_stall(begun);
     let (errors, lost) = writers.finish(&world)?;
-    let ran = database.join().unwrap_or(false);
+    let ran = [database.join().unwrap_or(false), build.finish()];
+    let failed = ran.iter().filter(|ran| !**ran).count();
+    // All that is new works when all are.
+    world.local.corbel(1, &["snapshot", "create", "upgraded"])?;
     Ok(vec![
-        ("errors", errors + f64::from(u8::from(!ran))),
+        ("errors", errors + failed as f64),
         ("lost", lost),
         ("bytes", bytes),
         ("stall_ms", stall),

@@ -5,8 +5,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use super::{Bench, built, load};
-use crate::config::Authentication;
-use crate::failure::{Context, Result};
+use crate::config::{Authentication, Transport};
+use crate::failure::{Context, Failure, Result};
 use crate::local::{Local, Plan};
 
 /// A running cluster with the load program beside it. Ends when dropped.
@@ -18,6 +18,8 @@ pub struct World {
     pub load: PathBuf,
     dir: PathBuf,
     keep: bool,
+    /// Another build's `corbel`, whose library programs are run with.
+    pub program: Option<PathBuf>,
 }
 
 impl World {
@@ -37,7 +39,7 @@ impl World {
         let begun = std::time::Instant::now();
         let load = load::compile(&dir)?;
         let local = Local::create(&dir.join("cluster"), plan)?.tied();
-        let world = Self { local, load, dir, keep: bench.keep };
+        let world = Self { local, load, dir, keep: bench.keep, program: None };
         prepare(&world.local)?;
         world.local.up(Duration::from_secs(30))?;
         for node in mounts {
@@ -45,6 +47,28 @@ impl World {
         }
         bench.out.step(format!("  cluster ready after {:.2} s", begun.elapsed().as_secs_f64()));
         Ok(world)
+    }
+
+    /// The same by another build's program: all that is there is made, started and mounted by it.
+    pub fn start_by(bench: &Bench<'_>, program: &Path, plan: &Plan) -> Result<Self> {
+        let dir = scratch()?;
+        let load = load::compile(&dir)?;
+        let at = dir.join("cluster");
+        let transport = match plan.transport {
+            Transport::Shm => "shm",
+            Transport::Tcp => "tcp",
+        };
+        let mut command = Command::new(program);
+        command.args(["cluster", "up", "--transport", transport, "--dir"]).arg(&at);
+        command.args(["--nodes", &plan.nodes.to_string()]);
+        command.args(["--replicas", &plan.replicas.to_string()]);
+        let output = command.output().context(program.display())?;
+        if !output.status.success() {
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            return Err(Failure::failed(format!("{}: {said}", program.display()), ""));
+        }
+        let program = Some(program.to_path_buf());
+        Ok(Self { local: Local::open(&at)?, load, dir, keep: bench.keep, program })
     }
 
     /// The plan of a bench: every node a replica. TCP is plain, as it was in all figures of before; what TLS costs is
@@ -73,6 +97,12 @@ impl World {
 
     /// `corbel run` on `node`, for a program to be added; by a library of the same sources as this program.
     pub fn run_command(&self, node: u32) -> Result<Command> {
+        if let Some(program) = &self.program {
+            let mut command = Command::new(program);
+            command.arg("--config").arg(self.local.config_file(node)).args(["run", "--mount"]);
+            command.arg(self.local.mount_point(node)).arg("--");
+            return Ok(command);
+        }
         built::intercept()?;
         self.local.run_command(node)
     }

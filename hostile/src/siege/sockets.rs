@@ -226,9 +226,9 @@ fn hangs_up(ground: &Ground) -> Tried {
         let count = flood.join().map_err(|_| "the flood has ended")?;
         said?;
         took.sort_unstable();
-        // On a busy machine all is slow; half a second is more than that, and more than programs wait for.
+        // Each took 350 ms where all that came was taken before nicfs was heard; on a busy machine 10.
         Ok(Outcome::of(
-            took[7] > 500,
+            took[7] > 150,
             format!("{count} connections, and root attaches in {took:?} ms"),
         ))
     })
