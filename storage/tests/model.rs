@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use base::random::Random;
 use base::{Epoch, Errno, InodeId, Sequence, StreamSeq};
+use common::whole::differences_are_complete;
 use common::*;
 use storage::acl::{self, Acl};
 use storage::check::{Data, Touched, check, check_with_data};
@@ -661,6 +662,21 @@ impl World {
         assert_eq!(report.counts.unsummed, 0);
     }
 
+    /// What each snapshot has otherwise than any other, an older one or a younger one, or than nothing: that and no less.
+    fn assert_differences(&mut self) {
+        let all = self.volume.snapshots(0, usize::MAX);
+        let slots: Vec<u16> = all.iter().map(|stat| stat.snapshot.slot).collect();
+        let mut random = Random::new(self.ends.len() as u64);
+        for slot in &slots {
+            for before in slots.iter().copied().map(Some).chain([None]) {
+                let mut bounds =
+                    || (1 + random.below(9000) as usize, 1 + random.below(30) as usize);
+                differences_are_complete(&mut self.volume, before, *slot, &mut bounds)
+                    .unwrap_or_else(|why| panic!("slots {before:?} and {slot}: {why}"));
+            }
+        }
+    }
+
     fn assert_equals(&mut self, model: &Model) {
         assert_shows(&self.volume, &model.nodes);
         let all = self.volume.snapshots(0, usize::MAX);
@@ -671,6 +687,7 @@ impl World {
             assert_shows(state, &model.snapshots[&stat.snapshot.name]);
             assert_eq!(stat.snapshot.inodes, state.statfs().inodes);
         }
+        self.assert_differences();
         self.volume.invariants().unwrap();
         let mut used: BTreeMap<AccountId, Amount> = BTreeMap::new();
         for (ino, node) in &model.nodes {

@@ -3,16 +3,15 @@
 
 mod common;
 
-use std::collections::BTreeMap;
-
 use base::random::Random;
 use base::{Epoch, InodeId, StreamSeq};
+use common::whole::{differences, differences_are_complete};
 use common::*;
 use storage::check::{Data, check_with_data};
 use storage::format::entry::Op;
 use storage::format::item::{Run, kind};
 use storage::format::page::Key;
-use storage::format::rpc::{Difference, InodeRecord, Name};
+use storage::format::rpc::Difference;
 use storage::volume::image::SentBlocks;
 use storage::volume::{Refusal, Volume, read_roots, run_copies};
 
@@ -330,54 +329,9 @@ fn send(from: &mut Volume, to: &mut Volume, random: &mut Random) {
     to.end_image(&from.image_end(), StreamSeq(9), Epoch(3)).unwrap();
 }
 
-/// All that a state has: attributes and content of inodes, and the names of directories.
-#[derive(Clone, PartialEq, Debug, Default)]
-struct Whole {
-    inodes: BTreeMap<InodeId, (InodeRecord, Vec<u8>)>,
-    names: BTreeMap<(InodeId, Vec<u8>), InodeId>,
-}
-
-fn whole(volume: &mut Volume, slot: u16) -> Whole {
-    let state = volume.read_snapshot(slot).unwrap();
-    let mut all = Whole::default();
-    for ino in state.inodes_after(InodeId(0), usize::MAX).unwrap() {
-        let record = state.attr(ino).unwrap().unwrap();
-        let mut bytes = Vec::new();
-        if record.mode & 0o170_000 == 0o100_000 {
-            bytes.resize(record.size as usize, 0);
-            state.read_checked(ino, 0, &mut bytes, &mut Vec::new()).unwrap();
-        } else {
-            let mut each = |name: &Name<'_>| {
-                if name.name != b"." && name.name != b".." {
-                    all.names.insert((ino, name.name.to_vec()), name.ino);
-                }
-                true
-            };
-            state.readdir(ino, 0, usize::MAX, &mut each).unwrap();
-        }
-        all.inodes.insert(ino, (record, bytes));
-    }
-    all
-}
-
-/// The differences of two snapshots, asked for in pieces.
-fn differences(
-    volume: &mut Volume,
-    before: Option<u16>,
-    slot: u16,
-    random: &mut Random,
-) -> Vec<Difference> {
-    let (mut all, mut at) = (Vec::new(), Some(Key::MIN));
-    while let Some(key) = at {
-        let bounds = (1 + random.below(3000) as usize, 1 + random.below(20) as usize);
-        let (some, next) = volume.snapshot_difference(before, slot, key, bounds).unwrap().unwrap();
-        let place = |key: Key| (key.ino, key.kind & 0x7f, key.item);
-        assert!(next.is_none_or(|next| place(next) > place(key)));
-        all.extend(some);
-        at = next;
-    }
-    assert!(all.iter().map(Difference::of).is_sorted(), "in the order of inodes");
-    all
+/// Pieces of differences, of any size.
+fn bounds(random: &mut Random) -> impl FnMut() -> (usize, usize) {
+    || (1 + random.below(3000) as usize, 1 + random.below(20) as usize)
 }
 
 /// Who has the earlier of two snapshots, and is told the differences, has the later one.
@@ -441,34 +395,9 @@ fn differences_make_the_earlier_state_the_later_one() {
         let slots: Vec<_> = all.iter().map(|stat| stat.snapshot.slot).collect();
         for (i, slot) in slots.iter().enumerate() {
             let then = i.checked_sub(1 + random.below(1 + i as u64) as usize).map(|at| slots[at]);
-            let mut has = then.map(|then| whole(&mut d.volume, then)).unwrap_or_default();
-            let right = whole(&mut d.volume, *slot);
-            for one in differences(&mut d.volume, then, *slot, &mut random) {
-                match one {
-                    Difference::Touched { ino } => match right.inodes.get(&ino) {
-                        None => drop(has.inodes.remove(&ino)),
-                        Some((record, bytes)) => {
-                            let known = has.inodes.entry(ino).or_insert((record.clone(), vec![]));
-                            known.0 = record.clone();
-                            known.1.resize(bytes.len(), 0);
-                        }
-                    },
-                    Difference::Content { ino, offset, len } => {
-                        let Some((_, bytes)) = right.inodes.get(&ino) else { continue };
-                        let end = (offset + len).min(bytes.len() as u64) as usize;
-                        let part = (offset as usize).min(end)..end;
-                        has.inodes.get_mut(&ino).unwrap().1[part.clone()]
-                            .copy_from_slice(&bytes[part]);
-                    }
-                    Difference::Unnamed { dir, ino, name } => {
-                        assert_eq!(has.names.remove(&(dir, name)), Some(ino));
-                    }
-                    Difference::Named { dir, ino, name, .. } => {
-                        assert_eq!(has.names.insert((dir, name), ino), None);
-                    }
-                }
-            }
-            assert_eq!(has, right, "seed {seed}, snapshot {i}");
+            let complete =
+                differences_are_complete(&mut d.volume, then, *slot, bounds(&mut random));
+            complete.unwrap_or_else(|why| panic!("seed {seed}, snapshot {i}: {why}"));
         }
     }
 }
@@ -534,7 +463,8 @@ fn content_in_many_pieces_is_told_of_in_many_turns() {
         (one, again, (0..blocks.next_multiple_of(64)).collect()),
     ] {
         let mut told = Vec::new();
-        for one in differences(&mut d.volume, Some(then), now, &mut random) {
+        let all = differences(&mut d.volume, Some(then), now, bounds(&mut random)).unwrap();
+        for one in all {
             let Difference::Content { ino: InodeId(2), offset, len } = one else { continue };
             told.extend((offset / BLOCK as u64)..(offset + len) / BLOCK as u64);
         }
