@@ -486,7 +486,7 @@ impl Source {
         let (offset, len) = (random.below(40_000), 1 + random.below(20_000));
         let list = &self.lists[random.below(self.lists.len() as u64) as usize];
         let of = if random.chance(1, 2) { acl::ACCESS } else { acl::DEFAULT };
-        match random.below(33) {
+        match random.below(37) {
             0..=3 => {
                 *next += 1;
                 let fresh = if random.chance(1, 40) { any(random) } else { *next };
@@ -584,8 +584,40 @@ impl Source {
             }
             29 => Op::Snapshot { ino: InodeId(d), name: n },
             30 => Op::DropSnapshot { ino: InodeId(1), name: n },
+            31..=34 if !model.slots.is_empty() => self.back(random, model),
             _ => Op::Reap { ino },
         }
+    }
+}
+
+impl Source {
+    /// A file as a snapshot has it comes into the same file, or another one: in whole, in blocks, or in bytes.
+    fn back(&self, random: &mut Random, model: &Model) -> Op<'static> {
+        let files = |nodes: &BTreeMap<u64, Node>| -> Vec<u64> {
+            nodes.iter().filter(|(_, n)| !n.is_dir()).map(|(ino, _)| *ino).collect()
+        };
+        let one = |random: &mut Random, all: &[u64]| {
+            let at = random.below(all.len().max(1) as u64) as usize;
+            all.get(at).copied().unwrap_or(1)
+        };
+        let at = random.below(model.slots.len() as u64) as usize;
+        let (slot, name) = model.slots.iter().nth(at).unwrap();
+        let then = &model.snapshots[name];
+        let mut had = files(then);
+        had.retain(|ino| !then[ino].data.is_empty());
+        let there = one(random, &had);
+        let same = model.nodes.contains_key(&there) && random.chance(1, 2);
+        let ino = InodeId(if same { there } else { one(random, &files(&model.nodes)) });
+        let size = then.get(&there).map_or(0, |node| node.data.len() as u64);
+        let mask = if random.chance(1, 4) { 0 } else { 4095 };
+        let (from, to) = (random.below(size.max(1)) & !mask, random.below(20_000) & !mask);
+        let source = InodeId(there).in_snapshot(*slot);
+        let (offset, source_offset, len) = match random.below(3) {
+            0 => (0, 0, size),
+            1 => (to, from, size - from),
+            _ => (to, from, (4096 * (1 + random.below(3))).min(size - from)),
+        };
+        Op::CloneRange { ino, offset, len, source, source_offset, zeroes: false }
     }
 }
 
