@@ -569,9 +569,15 @@ impl Volume {
             return Err(Refusal::Invalid);
         }
         // Blocks that hold only bytes of the range, or at the end of it zeroes besides, where the target
-        // has nothing else.
+        // has nothing else. (Or that block by now: part of a chunk may be done twice, and takes no more for it.)
         let beyond = self.runs(ino, end / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES), 1)?;
-        let empty = end >= inode.size || beyond.iter().all(|run| run.unwritten);
+        let (block, source_block) = (end / BLOCK_BYTES, source_end / BLOCK_BYTES);
+        let there = self.source_runs(source, source_block, source_block + 1)?;
+        let at = |run: &Run, block| {
+            (!run.unwritten).then(|| (run.arena, run.cut(block, block + 1).block))
+        };
+        let same = |run: &Run| there.iter().any(|s| at(s, source_block) == at(run, block));
+        let empty = end >= inode.size || beyond.iter().all(|run| run.unwritten || same(run));
         let tail = (source_end == from.size || zeroes) && empty;
         let last = if tail { end.div_ceil(BLOCK_BYTES) } else { end / BLOCK_BYTES };
         let blocks = (offset.div_ceil(BLOCK_BYTES), last);
