@@ -117,12 +117,15 @@ impl World<'_> {
             return Ok(nothing);
         }
         let mut volume = Volume::open(region as _).map_err(|e| format!("open: {e:?}"))?;
-        for (slot, name) in &self.history.slots {
-            let there = volume.snapshot_in(*slot).is_some();
-            if !there && self.history.dropped.contains(name) {
-                self.history.over.insert(*slot);
-            }
-        }
+        // (What is made and given up within a millisecond may be followed by another of its number.)
+        let all = (1..=self.history.made).map(|n| format!("s{n}").into_bytes());
+        let mut alive = all.filter(|name| !self.history.dropped.contains(name));
+        let known = alive.all(|name| volume.snapshot_named(&name).is_some());
+        let gone = |(slot, name): &(&u16, &Vec<u8>)| {
+            known && volume.snapshot_in(**slot).is_none() && self.history.dropped.contains(*name)
+        };
+        let gone = self.history.slots.iter().filter(gone);
+        self.history.over = gone.map(|(slot, _)| *slot).collect();
         if !self.history.over.is_empty() && self.random.chance(1, OVER) {
             let which = self.random.below(self.history.over.len() as u64) as usize;
             let slot = self.history.over.iter().nth(which).copied().unwrap_or(1);
@@ -137,8 +140,6 @@ impl World<'_> {
             return Ok(nothing);
         }
         let one = all.swap_remove(self.random.below(all.len() as u64) as usize).snapshot;
-        // (Another that gets its slot is another.)
-        self.history.over.remove(&one.slot);
         let Some(state) = volume.read_snapshot(one.slot) else { return Ok(nothing) };
         self.history.judge(&one.name, state)?;
         let fault = |e: storage::volume::Fault| e.to_string();

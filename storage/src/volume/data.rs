@@ -1,6 +1,7 @@
 //! Operations on the content of files: which blocks, and what is to be copied into them.
 
 use base::InodeId;
+use base::planted::{Bug, planted};
 
 use super::share::Need;
 use super::{ARENA_SERVICE, ARENAS_MAX, Applied, Blocks, CopyItem, Done, Fault, Refusal, Volume};
@@ -596,6 +597,7 @@ impl Volume {
     /// Runs of a file that is read: one of the working state, or of a snapshot that is opened.
     fn source_runs(&self, ino: InodeId, from: u64, to: u64) -> Result<Vec<Run>, Fault> {
         match self.source(ino) {
+            Some((_, ino)) if planted(Bug::CloneOfNow) => self.runs(ino, from, to, usize::MAX),
             Some((state, ino)) => state.runs(ino, from, to, usize::MAX),
             None => Ok(Vec::new()),
         }
