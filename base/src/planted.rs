@@ -712,6 +712,12 @@ pub enum Bug {
     SnapshotLifeForgotten = 482,
     /// Content of a snapshot is cloned for whom nobody has let read it.
     SnapshotCloneUnjudged = 483,
+    /// A block that a clone has brought back is given to others when the snapshot goes that it came from.
+    CloneGivenAway = 484,
+    /// A clone from a snapshot has what the file holds by now.
+    CloneOfNow = 485,
+    /// What a file shares with others counts as what it had before.
+    DifferenceShared = 486,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2296,6 +2302,17 @@ impl Bug {
             Bug::SnapshotCloneUnjudged,
             "snapshot-clone-unjudged",
             "content of a snapshot is cloned for whom nobody has let read it",
+        ),
+        (
+            Bug::CloneGivenAway,
+            "clone-given-away",
+            "a block that a clone has brought back is given to others when the snapshot goes that it came from",
+        ),
+        (Bug::CloneOfNow, "clone-of-now", "a clone from a snapshot has what the file holds by now"),
+        (
+            Bug::DifferenceShared,
+            "difference-shared",
+            "what a file shares with others counts as what it had before",
         ),
         (
             Bug::DifferenceWhole,

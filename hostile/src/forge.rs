@@ -25,6 +25,22 @@ fn name<'a>(input: &mut Input<'a>) -> &'a [u8] {
     }
 }
 
+/// The same inodes as snapshots in these slots have them, whether there are any or not.
+pub fn then(known: &[InodeId], slots: &[u16]) -> Vec<InodeId> {
+    let inodes: Vec<InodeId> = known.iter().copied().chain([InodeId::ROOT]).collect();
+    slots.iter().flat_map(|slot| inodes.iter().map(|ino| ino.in_snapshot(*slot))).collect()
+}
+
+/// A clone of what some inode has: pieces in order, at edges, over each other, beyond all ends.
+pub fn clone_range(input: &mut Input<'_>, ino: InodeId, source: InodeId) -> Op<'static> {
+    let (offset, len, source_offset) = match input.below(4) {
+        0 => (0, 1 + u64::from(input.u16()), 0),
+        1 => (4096 * u64::from(input.u8() % 8), 4096, 4096 * u64::from(input.u8() % 8)),
+        _ => (input.odd(), input.odd(), input.odd()),
+    };
+    Op::CloneRange { ino, offset, len, source, source_offset, zeroes: false }
+}
+
 /// Header and payload of an entry of any operation.
 pub fn operation(input: &mut Input<'_>, known: &[InodeId], uid: u32) -> (RawHeader, Vec<u8>) {
     let (kind, bits) = (input.below(18), input.u8());

@@ -10,6 +10,7 @@ use service::core::{Event, Node, NodeConfig};
 use storage::format::chunk::ChunkHeader;
 use storage::format::clients;
 use storage::format::entry::{self, Op, RawHeader};
+use storage::format::page::Key;
 use storage::format::superblock::{
     Durability, ROOT_AT, ROOT_BYTES, SUPERBLOCK_AT, SUPERBLOCK_BYTES,
 };
@@ -26,6 +27,8 @@ const STREAM: u64 = 17 << 20;
 const DEVICE: u64 = 64 << 20;
 /// Inodes looked at.
 const WALK: usize = 4000;
+/// Pieces of differences looked at: far more than a small volume has.
+const PIECES: usize = 20_000;
 
 /// A region on a device of limited size.
 struct Device(MemoryRegion);
@@ -109,8 +112,45 @@ fn feed(volume: &mut Volume, n: u64, op: &Op<'_>) {
     let _ = volume.apply(&header, &op, (Segment::Stream, 0));
 }
 
+/// Publishes what was done.
+fn publish(volume: &mut Volume, media: &Arc<Device>) {
+    let clients = [(ClientId(9), Sequence(301))];
+    let sealed = volume.seal(StreamSeq(0), Epoch(1), &clients).expect("a sound volume");
+    run_copies(&**media, &sealed.copies).expect("room");
+    volume.publish(sealed).expect("a sound volume");
+}
+
+/// Snapshots, files that have changed since, and clones that brought back what they have.
+fn with_snapshots(volume: &mut Volume, media: &Arc<Device>) {
+    let snapshot = |name| Op::Snapshot { ino: InodeId::ROOT, name };
+    let back = |volume: &Volume, name, ino, from: u64| {
+        let slot = volume.snapshot_named(name).map_or(1, |snapshot| snapshot.slot);
+        let source = InodeId(from).in_snapshot(slot);
+        let (offset, len, source_offset) = (4096, 8192, 0);
+        Op::CloneRange { ino: InodeId(ino), offset, len, source, source_offset, zeroes: false }
+    };
+    let cut = |ino, size| Op::Truncate { ino: InodeId(ino), size, clear_setid: false };
+    feed(volume, 302, &snapshot(b"one"));
+    publish(volume, media);
+    feed(volume, 303, &cut(2, 100));
+    feed(volume, 304, &cut(3, 0));
+    let (ino, data) = (InodeId(6), &[b'6'; 5000]);
+    feed(volume, 305, &Op::Write { ino, offset: 20_000, data, clear_setid: false });
+    feed(volume, 306, &snapshot(b"two"));
+    publish(volume, media);
+    for (n, name, ino, from) in
+        [(307, &b"one"[..], 2, 2), (308, b"one", 6, 3), (309, b"two", 3, 6), (310, b"one", 9, 9)]
+    {
+        let op = back(volume, name, ino, from);
+        feed(volume, n, &op);
+    }
+    feed(volume, 311, &snapshot(b"three"));
+    publish(volume, media);
+    feed(volume, 312, &Op::Write { ino, offset: 4096, data, clear_setid: false });
+}
+
 /// A volume with an item of every kind; `size` says how many.
-fn sample(size: u8) -> Arc<Device> {
+fn sample(size: u8, snapshots: bool) -> Arc<Device> {
     let media = Arc::new(Device(MemoryRegion::new()));
     let params = Params {
         uuid: *b"corbel hostile 1",
@@ -161,10 +201,10 @@ fn sample(size: u8) -> Arc<Device> {
         301,
         &Op::Unlink { ino: InodeId(5), parent: InodeId(1), name: b"name 5", open: true },
     );
-    let clients = [(ClientId(9), Sequence(301))];
-    let sealed = volume.seal(StreamSeq(0), Epoch(1), &clients).expect("a sound volume");
-    run_copies(&*dyn_media, &sealed.copies).expect("room");
-    volume.publish(sealed).expect("a sound volume");
+    if snapshots {
+        with_snapshots(&mut volume, &media);
+    }
+    publish(&mut volume, &media);
     with_logs(&media);
     media
 }
@@ -312,6 +352,49 @@ fn walk(volume: &Volume) -> bool {
     volume.digest().is_ok() && good
 }
 
+/// Everything that can be asked of snapshots, and clones of what they have and have not.
+fn snapshots(volume: &mut Volume, sound: bool) {
+    let all = volume.snapshots(0, usize::MAX);
+    let mut slots: Vec<u16> = all.iter().map(|stat| stat.snapshot.slot).collect();
+    for (slot, before) in slots.iter().zip(std::iter::once(None).chain(slots.iter().map(Some))) {
+        let whole = volume.read_snapshot(*slot).is_none_or(walk);
+        assert!(whole || !sound, "the checker finds it sound");
+        let (mut at, mut pieces) = (Some(Key::MIN), 0);
+        while let Some(from) = at.filter(|_| pieces < PIECES) {
+            let found = volume.snapshot_difference(before.copied(), *slot, from, (2000, 9));
+            assert!(found.is_ok() || !sound, "the checker finds it sound");
+            at = found.ok().flatten().and_then(|(_, next)| next);
+            pieces += 1;
+        }
+        assert!(at.is_none() || !sound, "differences have no end");
+        for from in [Key::new(2, 0x80 | 4, u64::MAX), Key::new(u64::MAX, 0xff, u64::MAX)] {
+            let _ = volume.snapshot_difference(before.copied(), *slot, from, (0, 0));
+        }
+    }
+    slots.extend([1, 0x7fff]);
+    for slot in slots {
+        for source in [1, 2, 3, 6, 9, u64::MAX >> 16] {
+            let source = InodeId(source).in_snapshot(slot);
+            for (offset, len, source_offset) in [
+                (0, 4096, 0),
+                (4096, 9000, 4096),
+                (u64::MAX, 1, 0),
+                (0, u64::MAX, 1),
+                (0, 0, 0),
+                (1 << 40, 5000, 3),
+                (7, 3000, u64::MAX),
+            ] {
+                let (ino, zeroes) = (InodeId(2), false);
+                let op = Op::CloneRange { ino, offset, len, source, source_offset, zeroes };
+                feed(volume, 405, &op);
+            }
+        }
+    }
+    let one = volume.snapshots(0, 1).pop().map(|stat| stat.snapshot.name);
+    let ino = InodeId::ROOT;
+    one.iter().for_each(|name| feed(volume, 406, &Op::DropSnapshot { ino, name }));
+}
+
 fn open(media: &Arc<Device>, sound: bool) {
     let dyn_media = Arc::clone(media) as Arc<dyn Media>;
     let mut volume = match Volume::open(Arc::clone(&dyn_media)) {
@@ -363,6 +446,7 @@ fn open(media: &Arc<Device>, sound: bool) {
         );
         feed(&mut volume, 404, &Op::Reap { ino: InodeId(5) });
     }
+    snapshots(&mut volume, sound);
     let published = volume.root().stream_seq;
     let Ok(sealed) = volume.seal(published, Epoch(1), &[]) else {
         assert!(!sound, "a sound volume can be published");
@@ -378,7 +462,7 @@ fn open(media: &Arc<Device>, sound: bool) {
 pub fn run(bytes: &[u8]) {
     let mut input = Input::new(bytes);
     let how = input.u8();
-    let media = sample(how % 64);
+    let media = sample(how % 64, how & 0x40 != 0);
     for _ in 0..24 {
         if input.is_empty() {
             break;

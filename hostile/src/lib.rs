@@ -34,6 +34,10 @@ mod rig;
 pub mod s3;
 pub mod siege;
 pub mod text;
+// What the volume's own tests find differences with.
+#[allow(dead_code, missing_docs, unreachable_pub)]
+#[path = "../../storage/tests/common/whole.rs"]
+mod whole;
 
 /// A target.
 #[derive(Debug)]

@@ -9,13 +9,17 @@ use storage::format::page::Key;
 use storage::format::proof::Proof;
 use storage::format::rpc::Request;
 use storage::limits::{LEASE_SLOTS, RPC_SLOT_BYTES, RPC_SLOTS};
+use storage::volume::Volume;
 
 use crate::forge;
 use crate::input::Input;
 use crate::rig::{Hand, LANE, Rig, SECRET};
+use crate::whole::differences_are_complete;
 
 const GOOD: u32 = 1000;
 const BAD: u32 = 2000;
+/// Snapshots at a time.
+const SNAPSHOTS: usize = 3;
 /// Steps of one script: bounds the time that an input takes.
 const STEPS: usize = 120;
 
@@ -88,6 +92,16 @@ impl Bad {
             (raw.sequence, raw.epoch, raw.time) = (sequence, 1, sequence);
             bytes.extend(forge::seal(&raw, &payload, self.hand.descriptor.incarnation));
         }
+        self.put(rig, &bytes);
+    }
+
+    /// Clones from snapshots that are there or not, of files that it may read or not, to files of its own or others'.
+    fn clones(&mut self, rig: &mut Rig, known: &[InodeId], input: &mut Input<'_>) {
+        let (ino, source) = (forge::inode(input, &self.own), forge::inode(input, known));
+        let op = forge::clone_range(input, ino, source);
+        let sequence = self.settled(rig) + 1;
+        let incarnation = self.hand.descriptor.incarnation;
+        let bytes = op.to_entry(base::Sequence(sequence), Epoch(1), 0, 1, incarnation);
         self.put(rig, &bytes);
     }
 
@@ -265,8 +279,101 @@ impl Good {
     }
 }
 
+/// The super-user, who makes snapshots and gives them up, clones what they have, and asks for what they have otherwise in ways that
+/// make no sense.
+struct Root {
+    hand: Hand,
+    /// A file of its own, to clone to.
+    ino: InodeId,
+    made: u32,
+    /// Those that are there, with what they showed at first.
+    alive: Vec<(String, u16, u64)>,
+    /// All slots that were in use, and two that were not.
+    slots: Vec<u16>,
+}
+
+impl Root {
+    fn new(rig: &mut Rig) -> Self {
+        let mut hand = rig.attach(0, 0);
+        let ino = hand.create(rig, b"of root", 0o100_644);
+        Self { hand, ino, made: 0, alive: Vec::new(), slots: vec![1, 0x7fff] }
+    }
+
+    fn work(&mut self, rig: &mut Rig, known: &[InodeId], input: &mut Input<'_>) {
+        match input.below(6) {
+            0 | 1 if self.alive.len() < SNAPSHOTS => self.make(rig),
+            2 if !self.alive.is_empty() => {
+                let at = input.below(self.alive.len());
+                let (name, ..) = self.alive.remove(at);
+                let op = Op::DropSnapshot { ino: InodeId::ROOT, name: name.as_bytes() };
+                self.hand.append_in(rig, InodeId::ROOT, &op);
+                self.hand.sync(rig);
+            }
+            3 => self.ask(rig, known, input),
+            _ => {
+                let source = forge::inode(input, known);
+                let op = forge::clone_range(input, self.ino, source);
+                self.hand.append_in(rig, self.ino, &op);
+                self.hand.sync(rig);
+            }
+        }
+    }
+
+    fn make(&mut self, rig: &mut Rig) {
+        self.made += 1;
+        let name = format!("s{}", self.made);
+        let op = Op::Snapshot { ino: InodeId::ROOT, name: name.as_bytes() };
+        self.hand.append_in(rig, InodeId::ROOT, &op);
+        self.hand.sync(rig);
+        rig.settle();
+        let mut volume = opened(rig, 0);
+        let slot = volume.snapshot_named(name.as_bytes()).expect("it was made").slot;
+        let shown = shown(&mut volume, slot);
+        self.alive.push((name, slot, shown));
+        self.slots.push(slot);
+    }
+
+    /// Numbers of snapshots that are there, or not, and keys that nobody was told.
+    fn ask(&self, rig: &mut Rig, known: &[InodeId], input: &mut Input<'_>) {
+        let all = rig.nodes[0].volume().snapshots(0, usize::MAX);
+        let number = |input: &mut Input<'_>| match all.get(input.below(all.len() + 2)) {
+            Some(stat) => stat.number,
+            None => input.odd(),
+        };
+        let (before, number) = (number(input), number(input));
+        let ino = if input.flag() { forge::inode(input, known).0 } else { input.odd() };
+        let from = Key::new(ino, input.u8(), input.odd());
+        let request = Request::Differences { before, number, from };
+        // (It need not be answered with anything but an error.)
+        let _ = self.hand.call(rig, &request);
+    }
+
+    /// Each snapshot shows what it showed, and what it has otherwise than others is told in full.
+    fn judge(&self, rig: &Rig) {
+        for n in 0..rig.nodes.len() {
+            let (mut volume, mut before) = (opened(rig, n), None);
+            for (name, slot, was) in &self.alive {
+                assert_eq!(shown(&mut volume, *slot), *was, "{name} on node {n}");
+                let told = differences_are_complete(&mut volume, before, *slot, || (700, 9));
+                assert_eq!(told, Ok(()), "{name} on node {n}");
+                before = Some(*slot);
+            }
+        }
+    }
+}
+
+/// The volume as it is published on a node.
+fn opened(rig: &Rig, n: usize) -> Volume {
+    Volume::open(std::sync::Arc::clone(&rig.regions[n]) as _).expect("a sound region")
+}
+
+fn shown(volume: &mut Volume, slot: u16) -> u64 {
+    let state = volume.read_snapshot(slot).expect("it is published");
+    state.digest().expect("a sound state")
+}
+
 /// What the host's side says of processes: attaching with odd figures, arenas, copies never asked for.
-fn host(rig: &mut Rig, n: usize, ours: [ClientId; 2], input: &mut Input<'_>) {
+fn host(rig: &mut Rig, n: usize, ours: [ClientId; 3], input: &mut Input<'_>) {
     let token = 1 << 40 | u64::from(input.u8());
     let event = match input.below(5) {
         0 => Event::Attach {
@@ -300,6 +407,7 @@ pub fn run(bytes: &[u8]) {
     let mut rig = Rig::new(1 + u32::from(first & 1), u64::from(first));
     let home = usize::from(first & 1 & (first >> 1));
     let mut good = Good::new(&mut rig);
+    let mut root = Root::new(&mut rig);
     let mut bad = Bad::new(&mut rig, home);
     for _ in 0..STEPS {
         if input.is_empty() {
@@ -309,8 +417,11 @@ pub fn run(bytes: &[u8]) {
             bad = Bad::new(&mut rig, home);
         }
         let mut known = bad.own.clone();
-        known.push(good.ino);
+        known.extend([good.ino, root.ino]);
+        // As many as before: scripts that are kept name the same.
+        let then = forge::then(&known, &root.slots);
         let known = &known[..];
+        let all = &[known, &then].concat()[..];
         match input.below(16) {
             0 => bad.scribble(&mut input),
             1 => bad.words(&mut input),
@@ -327,11 +438,20 @@ pub fn run(bytes: &[u8]) {
                 bad.die(&mut rig);
                 bad = Bad::new(&mut rig, home);
             }
-            11 => host(&mut rig, home, [good.hand.client, bad.hand.client], &mut input),
+            11 => {
+                let ours = [good.hand.client, bad.hand.client, root.hand.client];
+                host(&mut rig, home, ours, &mut input);
+            }
             12 => {
                 let bytes = input.piece().to_vec();
                 bad.put(&mut rig, &bytes);
             }
+            13 => root.work(&mut rig, all, &mut input),
+            14 => match input.below(3) {
+                0 => bad.request(&mut rig, all, &mut input),
+                1 => bad.clones(&mut rig, all, &mut input),
+                _ => bad.burst(&mut rig, all, &mut input),
+            },
             _ => bad.entry(&mut rig, known, &mut input),
         }
         for node in &rig.nodes {
@@ -344,6 +464,7 @@ pub fn run(bytes: &[u8]) {
     good.work(&mut rig, &mut input);
     rig.settle();
     good.judge(&rig);
+    root.judge(&rig);
     assert_eq!(good.hand.descriptor.epoch, Epoch(1));
     rig.check();
 }

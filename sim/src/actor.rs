@@ -108,6 +108,8 @@ pub(crate) enum Kind {
     Quota,
     /// A snapshot of the volume, or the end of one.
     Snapshot,
+    /// A piece of a file comes back as a snapshot shows it.
+    CloneBack,
     /// Another directory's quota counts an inode from now on, or none.
     Project,
     Unlink,
@@ -162,6 +164,7 @@ impl Kind {
             Self::Tmpfile => "tmpfile",
             Self::Quota => "quota",
             Self::Snapshot => "snapshot",
+            Self::CloneBack => "clone-back",
             Self::Project => "project",
             Self::Unlink => "unlink",
             Self::Rename => "rename",
@@ -195,6 +198,7 @@ impl Kind {
                 | Self::Punch
                 | Self::Zero
                 | Self::Clone
+                | Self::CloneBack
                 | Self::Shift
         )
     }

@@ -16,6 +16,10 @@ pub mod planted;
 mod process;
 mod rights;
 pub mod scenario;
+// What the volume's own tests find differences with.
+#[allow(dead_code, missing_docs, unreachable_pub)]
+#[path = "../../storage/tests/common/whole.rs"]
+mod whole;
 pub mod world;
 
 pub use world::{Flavour, Outcome, Preset, run};

@@ -349,6 +349,13 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::JointTurnedOver
         | Bug::GivenTillTold
         | Bug::FoundGoneKept => jointly(&mut preset, seed),
+        Bug::CloneGivenAway | Bug::CloneOfNow | Bug::DifferenceShared => {
+            use crate::actor::Kind::{Clone, Create, Truncate, Write};
+            preset.make(Flavour::Plain);
+            preset.snapshots = true;
+            (preset.clients, preset.ops, preset.pace) = (2, 120, 20 * MS);
+            preset.favour = vec![Create, Write, Write, Write, Truncate, Clone];
+        }
         bug if is_client(bug) => by_threads(&mut preset, bug, seed),
         Bug::ReservedUnsent | Bug::RedeemedTwice => preset.make(Flavour::Full),
         _ => preset.make(Flavour::Plain),

@@ -903,7 +903,9 @@ impl Volume {
             count += 1;
             match *op {
                 Op::Write { data, .. } => fresh = fresh.saturating_add(touched(data.len() as u64)),
-                Op::Truncate { .. } => fresh = fresh.saturating_add(1),
+                // What a file gives up here is to be had when that is published, also by those behind it.
+                Op::Truncate { .. } => (fresh, gives_up) = (fresh.saturating_add(1), true),
+                Op::Reap { .. } => gives_up = true,
                 // It is read from the medium.
                 Op::CloneRange { source, .. }
                     if source.of_snapshot().is_some() && made
@@ -913,7 +915,7 @@ impl Volume {
                 }
                 Op::Snapshot { .. } => made = true,
                 Op::Fallocate { len, .. } | Op::CloneRange { len, .. } => {
-                    fresh = fresh.saturating_add(touched(len));
+                    (fresh, gives_up) = (fresh.saturating_add(touched(len)), true);
                 }
                 // All of it, if it changes its class; of a file that comes into being here that is what is written to it.
                 Op::SetAttr { ino, .. }

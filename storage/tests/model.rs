@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use base::random::Random;
 use base::{Epoch, Errno, InodeId, Sequence, StreamSeq};
+use common::whole::differences_are_complete;
 use common::*;
 use storage::acl::{self, Acl};
 use storage::check::{Data, Touched, check, check_with_data};
@@ -485,7 +486,7 @@ impl Source {
         let (offset, len) = (random.below(40_000), 1 + random.below(20_000));
         let list = &self.lists[random.below(self.lists.len() as u64) as usize];
         let of = if random.chance(1, 2) { acl::ACCESS } else { acl::DEFAULT };
-        match random.below(33) {
+        match random.below(37) {
             0..=3 => {
                 *next += 1;
                 let fresh = if random.chance(1, 40) { any(random) } else { *next };
@@ -583,8 +584,40 @@ impl Source {
             }
             29 => Op::Snapshot { ino: InodeId(d), name: n },
             30 => Op::DropSnapshot { ino: InodeId(1), name: n },
+            31..=34 if !model.slots.is_empty() => self.back(random, model),
             _ => Op::Reap { ino },
         }
+    }
+}
+
+impl Source {
+    /// A file as a snapshot has it comes into the same file, or another one: in whole, in blocks, or in bytes.
+    fn back(&self, random: &mut Random, model: &Model) -> Op<'static> {
+        let files = |nodes: &BTreeMap<u64, Node>| -> Vec<u64> {
+            nodes.iter().filter(|(_, n)| !n.is_dir()).map(|(ino, _)| *ino).collect()
+        };
+        let one = |random: &mut Random, all: &[u64]| {
+            let at = random.below(all.len().max(1) as u64) as usize;
+            all.get(at).copied().unwrap_or(1)
+        };
+        let at = random.below(model.slots.len() as u64) as usize;
+        let (slot, name) = model.slots.iter().nth(at).unwrap();
+        let then = &model.snapshots[name];
+        let mut had = files(then);
+        had.retain(|ino| !then[ino].data.is_empty());
+        let there = one(random, &had);
+        let same = model.nodes.contains_key(&there) && random.chance(1, 2);
+        let ino = InodeId(if same { there } else { one(random, &files(&model.nodes)) });
+        let size = then.get(&there).map_or(0, |node| node.data.len() as u64);
+        let mask = if random.chance(1, 4) { 0 } else { 4095 };
+        let (from, to) = (random.below(size.max(1)) & !mask, random.below(20_000) & !mask);
+        let source = InodeId(there).in_snapshot(*slot);
+        let (offset, source_offset, len) = match random.below(3) {
+            0 => (0, 0, size),
+            1 => (to, from, size - from),
+            _ => (to, from, (4096 * (1 + random.below(3))).min(size - from)),
+        };
+        Op::CloneRange { ino, offset, len, source, source_offset, zeroes: false }
     }
 }
 
@@ -661,6 +694,21 @@ impl World {
         assert_eq!(report.counts.unsummed, 0);
     }
 
+    /// What each snapshot has otherwise than any other, an older one or a younger one, or than nothing: that and no less.
+    fn assert_differences(&mut self) {
+        let all = self.volume.snapshots(0, usize::MAX);
+        let slots: Vec<u16> = all.iter().map(|stat| stat.snapshot.slot).collect();
+        let mut random = Random::new(self.ends.len() as u64);
+        for slot in &slots {
+            for before in slots.iter().copied().map(Some).chain([None]) {
+                let mut bounds =
+                    || (1 + random.below(9000) as usize, 1 + random.below(30) as usize);
+                differences_are_complete(&mut self.volume, before, *slot, &mut bounds)
+                    .unwrap_or_else(|why| panic!("slots {before:?} and {slot}: {why}"));
+            }
+        }
+    }
+
     fn assert_equals(&mut self, model: &Model) {
         assert_shows(&self.volume, &model.nodes);
         let all = self.volume.snapshots(0, usize::MAX);
@@ -671,6 +719,7 @@ impl World {
             assert_shows(state, &model.snapshots[&stat.snapshot.name]);
             assert_eq!(stat.snapshot.inodes, state.statfs().inodes);
         }
+        self.assert_differences();
         self.volume.invariants().unwrap();
         let mut used: BTreeMap<AccountId, Amount> = BTreeMap::new();
         for (ino, node) in &model.nodes {

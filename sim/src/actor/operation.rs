@@ -193,9 +193,16 @@ impl World<'_> {
             | Kind::Chmod
             | Kind::Chown
             | Kind::Utimes => self.change_attributes(plan, &mut work, target, &mut data),
-            _ => self.change_content(plan, &mut work, target, &mut data),
+            _ => {
+                let source = match plan.kind {
+                    Kind::CloneBack => self.source_then(c, target)?,
+                    _ => self.source_now(plan, &work),
+                };
+                self.change_content(plan, &mut work, target, source, &mut data)
+            }
         };
         let Some(op) = op else { return Ok(true) };
+        let lawful = lawful && !self.history.is_over(&op);
         let Some(seq) = self.append(c, &op, 0)? else { return Ok(false) };
         if lawful && self.random.chance(1, BROKEN) {
             self.break_newest(c, seq)?;
@@ -396,11 +403,21 @@ impl World<'_> {
         }
     }
 
+    /// What a clone takes its bytes of.
+    fn source_now(&self, plan: &Plan, work: &Work) -> (InodeId, Vec<u8>) {
+        let other = self.target(plan.dir2, &plan.name2).unwrap_or(0);
+        match work.states.get(&other).map(|s| &s.body) {
+            Some(Body::File(bytes, _)) => (InodeId(other), bytes.clone()),
+            _ => (InodeId(other), Vec::new()),
+        }
+    }
+
     fn change_content<'a>(
         &mut self,
         plan: &'a Plan,
         work: &mut Work,
         target: u64,
+        (source, there): (InodeId, Vec<u8>),
         data: &'a mut Vec<u8>,
     ) -> Option<Op<'a>> {
         let ino = InodeId(target);
@@ -410,11 +427,6 @@ impl World<'_> {
         let mut offset = self.random.below(limit - len + 1);
         let (end, truncated) = (offset + len, self.random.below(limit));
         let keep = self.random.chance(1, 2);
-        let other = self.target(plan.dir2, &plan.name2).unwrap_or(0);
-        let source = match work.states.get(&other).map(|s| &s.body) {
-            Some(Body::File(bytes, _)) => bytes.clone(),
-            _ => Vec::new(),
-        };
         work.changed.push(target);
         let bytes = work.file(target)?;
         let grow = |bytes: &mut Vec<u8>, end: u64| {
@@ -461,21 +473,23 @@ impl World<'_> {
                 let size = bytes.len() as u64;
                 Some(Op::Shift { ino, offset: at, len: by, insert: keep, size })
             }
-            Kind::Clone => {
-                if source.is_empty() {
+            Kind::Clone | Kind::CloneBack => {
+                if there.is_empty() {
                     return None;
                 }
-                let mut from = truncated % source.len() as u64;
+                let mut from = truncated % there.len() as u64;
                 let mut len = len;
-                if keep {
+                if plan.kind == Kind::CloneBack && truncated % 2 == 0 {
+                    // All of it.
+                    (from, offset, len) = (0, 0, limit);
+                } else if keep {
                     // Whole blocks, which can be shared, up to the end.
                     (from, offset, len) = (from / BLOCK * BLOCK, offset / BLOCK * BLOCK, limit);
                 }
-                let len = len.min(source.len() as u64 - from).min(limit - offset);
+                let len = len.min(there.len() as u64 - from).min(limit - offset);
                 grow(bytes, offset + len);
-                let piece = &source[from as usize..(from + len) as usize];
+                let piece = &there[from as usize..(from + len) as usize];
                 bytes[offset as usize..(offset + len) as usize].copy_from_slice(piece);
-                let source = InodeId(other);
                 Some(Op::CloneRange {
                     ino,
                     offset,

@@ -33,7 +33,24 @@ impl World<'_> {
         let mut name = || vec![b'a' + self.random.below(NAMES) as u8];
         let (name, name2) = (name(), name());
         let kind = self.draw_kind(c);
-        self.work(c, Plan { kind, dir, name, dir2, name2, tries: 0 })
+        let plan = Plan { kind, dir, name, dir2, name2, tries: 0 };
+        let plan = if kind == Kind::CloneBack { self.to_a_file(plan) } else { plan };
+        self.work(c, plan)
+    }
+
+    /// The same plan about a name that leads to a file, if there is one.
+    fn to_a_file(&mut self, plan: Plan) -> Plan {
+        let mut files = Vec::new();
+        for dir in self.model.dirs() {
+            let Some(Body::Dir(names)) = self.model.current(dir).map(|s| &s.body) else { continue };
+            let all = names.iter().filter(|(_, ino)| self.is_file(**ino));
+            files.extend(all.map(|(name, _)| (dir, name.clone())));
+        }
+        if files.is_empty() {
+            return plan;
+        }
+        let (dir, name) = files.swap_remove(self.random.below(files.len() as u64) as usize);
+        Plan { dir, name, ..plan }
     }
 
     /// Asks that everything so far survive.
@@ -59,6 +76,9 @@ impl World<'_> {
         }
         if self.preset.has_operator() && self.random.chance(1, 3) {
             return Kind::Snapshot;
+        }
+        if self.preset.has_operator() && self.random.chance(1, 2) {
+            return Kind::CloneBack;
         }
         let favoured = self.preset.favour.len() as u64;
         if favoured > 0 {

@@ -793,6 +793,12 @@ impl Session {
                     time,
                 )
             }
+            Act::Back(name, a, b) => {
+                let found = self.oracle.last().find_then(name, a);
+                let (_, size) = found.ok_or("the snapshot is not in the model")?;
+                self.bring(name, a, b, [0, 0, size], time)
+            }
+            Act::Piece(name, a, b, piece) => self.bring(name, a, b, *piece, time),
             Act::Tmpfile(n, len) => self.tmpfile(n, made, &content(step, *len as usize), time),
             Act::SetAcl(n, user, others) => {
                 let (ino, value) = (self.inode(n)?, crate::acl::list(7, *user, *others));
@@ -839,6 +845,38 @@ impl Session {
         }
         // Closed: the service holds it open for nobody from here on.
         self.ask(&Request::Unpin { inodes: vec![ino] }).map(|_| ())
+    }
+
+    /// A piece of a file as a snapshot has it, which need not be on media yet.
+    fn bring(
+        &mut self,
+        name: &str,
+        a: &str,
+        b: &str,
+        [source_offset, offset, len]: [u64; 3],
+        time: u64,
+    ) -> Result<(), String> {
+        let found = self.oracle.last().find_then(name, a);
+        let (id, _) = found.ok_or("the snapshot is not in the model")?;
+        let there = *self.inodes.get(&id).ok_or("an inode without a number")?;
+        let ino = self.inode(b)?;
+        let source = InodeId(there).in_snapshot(self.slot(name)?);
+        self.append(
+            &Op::CloneRange { ino, offset, len, source, source_offset, zeroes: false },
+            time,
+        )
+    }
+
+    /// The slot of a snapshot: the service says it when it has made one.
+    fn slot(&mut self, name: &str) -> Result<u16, String> {
+        for _ in 0..PATIENCE {
+            if let Some(snapshot) = self.machine.volume().snapshot_named(name.as_bytes()) {
+                return Ok(snapshot.slot);
+            }
+            self.ring()?;
+            self.machine.wait(100_000)?;
+        }
+        Err("the snapshot is never made".into())
     }
 
     fn inode(&mut self, path: &str) -> Result<InodeId, String> {

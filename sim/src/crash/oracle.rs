@@ -199,10 +199,14 @@ impl Model {
 
     /// Number of the inode at a path.
     pub fn find(&self, path: &str) -> Option<u64> {
-        path.split('/').filter(|p| !p.is_empty()).try_fold(1, |at, name| {
-            let node = self.nodes.get(&at)?;
-            node.names.get(name).copied()
-        })
+        find(&self.nodes, path)
+    }
+
+    /// Number of the file at a path in a snapshot, and its size.
+    pub fn find_then(&self, name: &str, path: &str) -> Option<(u64, u64)> {
+        let nodes = self.snapshots.get(name)?;
+        let id = find(nodes, path)?;
+        Some((id, nodes.get(&id)?.body.len() as u64))
     }
 
     /// The number that the next inode made will have.
@@ -455,6 +459,11 @@ impl Model {
                     return None;
                 }
             }
+            Act::Back(name, a, b) => {
+                let (_, size) = self.find_then(name, a)?;
+                self.bring(name, a, b, [0, 0, size], time)?;
+            }
+            Act::Piece(name, a, b, piece) => self.bring(name, a, b, *piece, time)?,
             Act::Chmod(n, mode) => {
                 let node = self.any(n).filter(|n| n.mode & FMT != LINK)?;
                 node.mode = node.mode & FMT | mode & 0o7777;
@@ -503,6 +512,27 @@ impl Model {
         Some(())
     }
 
+    /// A piece of a file as a snapshot has it.
+    fn bring(
+        &mut self,
+        name: &str,
+        a: &str,
+        b: &str,
+        [from, to, len]: [u64; 3],
+        time: u64,
+    ) -> Option<()> {
+        let nodes = self.snapshots.get(name)?;
+        let then = nodes.get(&find(nodes, a)?).filter(|n| n.mode & FMT == FILE)?;
+        let data = then.body.get(from as usize..(from + len) as usize)?.to_vec();
+        let file = self.file(b)?;
+        if data.is_empty() {
+            return None;
+        }
+        put_bytes(file, to as usize, &data);
+        (file.mtime, file.ctime) = (time, time);
+        Some(())
+    }
+
     /// Everything that can be seen, in the order of the names.
     pub fn view(&self) -> Vec<Seen> {
         let (mut seen, mut ids) = (Vec::new(), BTreeMap::new());
@@ -512,6 +542,13 @@ impl Model {
         }
         seen
     }
+}
+
+fn find(nodes: &BTreeMap<u64, Node>, path: &str) -> Option<u64> {
+    path.split('/').filter(|p| !p.is_empty()).try_fold(1, |at, name| {
+        let node = nodes.get(&at)?;
+        node.names.get(name).copied()
+    })
 }
 
 fn look(

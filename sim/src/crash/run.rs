@@ -227,7 +227,7 @@ impl<'a> Workloads<'a> {
 }
 
 /// Sequences that chance would seldom find, each for a danger of its own. They come first.
-const DIRECTED: [&str; 31] = [
+const DIRECTED: [&str; 42] = [
     // Copies large enough for hostd.
     "Fresh Eager; create z; write z 0 140000; fsync; write z 100 135000",
     "Fresh Fetching; create z; write z 0 140000; fsync; write z 100 135000",
@@ -288,6 +288,29 @@ const DIRECTED: [&str; 31] = [
     "Fresh Eager; snapshot s; fsync; snapshot t; fsync; utime B; fsync; drop s; drop t; fsync; utime A; pause",
     "Ripe Fetching Member; snapshot s; create z; write z 0 60000; utime B; snapshot t; write z 100 40000; drop s; \
      utime A; utime B",
+    // What a snapshot has comes back: into the file that had it, and into another, before the state is on media and after it.
+    "Fresh Lazy; snapshot s; write A/x 0 5000; back s A/x A/x; fsync; write A/x 500 10; pause",
+    "Fresh Eager; snapshot s; write A/x 0 5000; back s A/x A/x; write A/x 500 10; drop s; create z; write z 0 12000; \
+     fsync; append A/x 3000",
+    "Fresh Fetching; snapshot s; truncate A/x 0; create A/y; back s A/x A/y; drop s; create z; write z 0 12000; \
+     fsync; pause; write A/y 100 5000",
+    "Fresh Fetching Member; snapshot s; truncate A/x 0; pause; back s A/x A/x; drop s; write A/x 600 10; snapshot t; \
+     back t A/x A/x; fsync",
+    // A block between two lives: a snapshot has it, the next has it not, a file has it again; each snapshot goes first.
+    "Fresh Eager; snapshot s; truncate A/x 0; snapshot t; back s A/x A/x; drop s; create z; write z 0 12000; fsync; \
+     write A/x 100 10; drop t; write z 0 50000",
+    "Fresh Eager; snapshot s; unlink A/x; snapshot t; create A/y; back s A/x A/y; drop t; truncate A/y 0; create z; \
+     write z 0 12000; fsync; back s A/x A/y",
+    "Fresh Fetching; snapshot s; truncate A/x 0; snapshot t; pause; back s A/x A/x; truncate A/x 100; back s A/x A/x; \
+     drop s; write A/x 4096 4096; fsync; drop t; pause",
+    "Fresh Lazy Member; snapshot s; truncate A/x 0; snapshot t; back s A/x A/x; pause; drop s; write A/x 500 1000; \
+     create z; write z 0 12000; fsync; pause",
+    // Copied, since others may read the one than the other; what is read stays until that is published, and the snapshot goes.
+    "Fresh Fetching; snapshot s; create A/y; chmod A/y 384; pause; back s A/x A/y; drop s; write A/x 0 5000; fsync",
+    "Fresh Lazy Member; snapshot s; chmod A/x 384; pause; piece s A/x A/x 4096 0 1904; drop s; write A/x 5 10; \
+     create z; rename z B/x; fsync",
+    "Ripe Fetching Member; snapshot s; write A/x 0 9000; utime B; piece s A/x A/x 100 4196 3000; utime A; drop s; \
+     write A/x 0 9000; utime B",
     // Written to and gone in the same chunk, which then says nothing of what was written in place.
     "Fresh Fetching; tmpfile A/y 5000; fsync; write A/x 20000 10; fsync; write A/y 0 5000; \
      rename A/x A/y; rename A z",

@@ -45,6 +45,10 @@ pub enum Act {
     Snapshot(String),
     /// It is given up.
     DropSnapshot(String),
+    /// A file as a snapshot has it comes into one that is there: all of it.
+    Back(String, String, String),
+    /// The same of a piece: from where, to where, how much.
+    Piece(String, String, String, [u64; 3]),
     Fsync,
     /// Nothing, for long enough that the service publishes.
     Pause,
@@ -77,6 +81,10 @@ impl std::fmt::Display for Act {
             Self::Quota(blocks) => write!(f, "quota {blocks}"),
             Self::Snapshot(name) => write!(f, "snapshot {name}"),
             Self::DropSnapshot(name) => write!(f, "drop {name}"),
+            Self::Back(s, a, b) => write!(f, "back {s} {a} {b}"),
+            Self::Piece(s, a, b, [from, to, len]) => {
+                write!(f, "piece {s} {a} {b} {from} {to} {len}")
+            }
             Self::Fsync => f.write_str("fsync"),
             Self::Pause => f.write_str("pause"),
         }
@@ -119,6 +127,11 @@ impl Act {
             "quota" => Ok(Self::Quota(number(1)?)),
             "snapshot" => Ok(Self::Snapshot(name(1)?)),
             "drop" => Ok(Self::DropSnapshot(name(1)?)),
+            "back" => Ok(Self::Back(name(1)?, name(2)?, name(3)?)),
+            "piece" => {
+                let piece = [number(4)?, number(5)?, number(6)?];
+                Ok(Self::Piece(name(1)?, name(2)?, name(3)?, piece))
+            }
             "fsync" => Ok(Self::Fsync),
             "pause" => Ok(Self::Pause),
             _ => Err(bad()),
@@ -304,6 +317,12 @@ const MORE: &str = "
     snapshot t
     drop s
     drop t
+    back s A/x A/x
+    back s A/x A/y
+    back t A/x z
+    piece s A/x A/x 4096 0 1904
+    piece s A/x A/y 0 8192 4096
+    piece t A/x B/x 100 300 3000
 ";
 
 /// A random sequence of that many operations, fsyncs between them. `possible` says what can

@@ -150,11 +150,20 @@ impl Data<'_> {
 
     fn excused(&self, items: &Items) -> Places {
         let mut of: BTreeMap<u64, Vec<&Touched>> = BTreeMap::new();
+        // What was cloned from a snapshot may be overwritten when that is gone, which is not published either. (Items that no
+        // newer state has changed are those of the file as well.)
+        let mut then: BTreeMap<u64, Vec<&Touched>> = BTreeMap::new();
         for touched in self.pending {
-            of.entry(touched.ino.0).or_default().push(touched);
+            let snapshot = touched.ino.of_snapshot();
+            let ino = snapshot.map_or(touched.ino, |(_, ino)| ino);
+            of.entry(ino.0).or_default().push(touched);
+            if snapshot.is_some() {
+                then.entry(ino.0).or_default().push(touched);
+            }
         }
         let mut places = Places::default();
-        for (ino, run) in &items.runs {
+        let dead = items.dead.iter().map(|run| (run, &then));
+        for ((ino, run), of) in items.runs.iter().map(|run| (run, &of)).chain(dead) {
             for touched in of.get(ino).into_iter().flatten() {
                 let (from, to) = (touched.from.max(run.file), touched.to.min(run.end()));
                 if from < to {

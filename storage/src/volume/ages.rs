@@ -306,8 +306,12 @@ impl Ages {
     pub fn drop_snapshot(&mut self, number: u64) -> Vec<Blocks> {
         let Some(hung) = self.snapshots.remove(&number) else { return Vec::new() };
         let before = self.snapshots.range(..number).next_back().map(|(before, _)| *before);
-        let changed = self.drop_from_lives(number, before);
         let mut free = Vec::new();
+        if planted(Bug::CloneGivenAway) {
+            let ended = self.earlier.all().filter(|(_, lives)| lives[0].last == number);
+            free.extend(ended.map(|(blocks, _)| blocks));
+        }
+        let changed = self.drop_from_lives(number, before);
         for (blocks, ()) in hung.blocks.all() {
             self.dead -= blocks.len;
             self.hanging.take(blocks);

@@ -1,6 +1,7 @@
 //! Operations on the content of files: which blocks, and what is to be copied into them.
 
 use base::InodeId;
+use base::planted::{Bug, planted};
 
 use super::share::Need;
 use super::{ARENA_SERVICE, ARENAS_MAX, Applied, Blocks, CopyItem, Done, Fault, Refusal, Volume};
@@ -569,9 +570,15 @@ impl Volume {
             return Err(Refusal::Invalid);
         }
         // Blocks that hold only bytes of the range, or at the end of it zeroes besides, where the target
-        // has nothing else.
+        // has nothing else. (Or that block by now: part of a chunk may be done twice, and takes no more for it.)
         let beyond = self.runs(ino, end / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES), 1)?;
-        let empty = end >= inode.size || beyond.iter().all(|run| run.unwritten);
+        let (block, source_block) = (end / BLOCK_BYTES, source_end / BLOCK_BYTES);
+        let there = self.source_runs(source, source_block, source_block + 1)?;
+        let at = |run: &Run, block| {
+            (!run.unwritten).then(|| (run.arena, run.cut(block, block + 1).block))
+        };
+        let same = |run: &Run| there.iter().any(|s| at(s, source_block) == at(run, block));
+        let empty = end >= inode.size || beyond.iter().all(|run| run.unwritten || same(run));
         let tail = (source_end == from.size || zeroes) && empty;
         let last = if tail { end.div_ceil(BLOCK_BYTES) } else { end / BLOCK_BYTES };
         let blocks = (offset.div_ceil(BLOCK_BYTES), last);
@@ -590,6 +597,7 @@ impl Volume {
     /// Runs of a file that is read: one of the working state, or of a snapshot that is opened.
     fn source_runs(&self, ino: InodeId, from: u64, to: u64) -> Result<Vec<Run>, Fault> {
         match self.source(ino) {
+            Some((_, ino)) if planted(Bug::CloneOfNow) => self.runs(ino, from, to, usize::MAX),
             Some((state, ino)) => state.runs(ino, from, to, usize::MAX),
             None => Ok(Vec::new()),
         }

@@ -7,6 +7,7 @@
 use base::InodeId;
 use base::planted::{Bug, planted};
 
+use super::share::shared_in;
 use super::{Fault, Volume, corrupt};
 use crate::format::item::{Run, decode_name, kind};
 use crate::format::page::Key;
@@ -143,6 +144,14 @@ impl Finder<'_> {
         }
     }
 
+    /// Whether others have a block of a file.
+    fn is_shared(&self, runs: &[Run], block: u64) -> Result<bool, Fault> {
+        let run = runs.iter().find(|run| (run.file..run.end()).contains(&block));
+        let Some(run) = run.map(|run| run.cut(block, block + 1)) else { return Ok(false) };
+        let found = shared_in(&self.now.tree, run.arena, run.block, run.block + 1)?;
+        Ok(found.iter().any(|s| (s.block..s.end()).contains(&run.block)))
+    }
+
     /// Compares the places of the blocks `from..to` that were not compared before; where to go on, if that was too much.
     fn content(&mut self, ino: InodeId, from: u64, to: u64) -> Result<Option<u64>, Fault> {
         let compared = if self.compared.0 == ino.0 { self.compared.1 } else { 0 };
@@ -165,6 +174,9 @@ impl Finder<'_> {
             let until = end(&now).min(end(&then));
             let parts = elsewhere(&spans(&now, from, until), &spans(&then, from, until));
             for (block, blocks) in parts {
+                if planted(Bug::DifferenceShared) && self.is_shared(&now, block)? {
+                    continue;
+                }
                 let (offset, len) = (block * BLOCK_BYTES, blocks * BLOCK_BYTES);
                 match self.found.last_mut() {
                     Some(Difference::Content { ino: of, offset: at, len: before })

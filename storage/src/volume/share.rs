@@ -155,7 +155,7 @@ pub(crate) fn append(list: &mut Vec<Shared>, next: Shared) {
 }
 
 /// Shared runs of a state that overlap or touch blocks `from..to` of an arena, whole.
-fn shared_in(tree: &Tree, arena: u32, from: u64, to: u64) -> Result<Vec<Shared>, Fault> {
+pub(super) fn shared_in(tree: &Tree, arena: u32, from: u64, to: u64) -> Result<Vec<Shared>, Fault> {
     let (mut found, mut failed) = (Vec::new(), None);
     let mut take = |item, value: &[u8]| match Shared::decode(item, value) {
         Ok(shared) => found.push(shared),

@@ -2,6 +2,8 @@
 //! writes entries into the stream segment and applies them from there, as the service does.
 #![allow(dead_code)]
 
+pub mod whole;
+
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
