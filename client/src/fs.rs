@@ -665,8 +665,16 @@ pub trait FileSystem: Send + Sync {
         None
     }
     /// Hint: the front end dropped its last reference to an inode, so what is cached to find it
-    /// may go.
-    fn forget(&self, _ino: InodeId) {}
+    /// may go. Unless `told`: the front end may tell of it again at any time, also before it comes to say that it has
+    /// dropped it. That is asked with what goes locked, so that [`keeps`](Self::keeps) comes before, and the answer is yes, or
+    /// after, and finds nothing. It takes a lock of the front end's, under which nothing of the file system is called.
+    fn forget(&self, _ino: InodeId, _told: &dyn Fn() -> bool) {}
+    /// The front end is about to tell of an inode, and is by now one that says of it that it is told. Whether it is found by
+    /// its number, until it is forgotten after this; if not, somebody has forgotten it since it was looked up, which
+    /// must be done again. Waits for nobody.
+    fn keeps(&self, _ino: InodeId) -> bool {
+        true
+    }
     /// Whether a kernel may cache attributes and names of an inode until it is told otherwise
     /// through the front end's notifier. Without that promise it asks each time.
     fn may_cache(&self, _ino: InodeId) -> bool {

@@ -293,6 +293,13 @@ impl Table {
         node
     }
 
+    /// Somebody is told of a file by its number: whether it is known. Then it stays so.
+    pub fn keeps(&self, ino: InodeId) -> bool {
+        let Some(node) = self.nodes.get(&ino.0) else { return false };
+        node.state().forgotten = false;
+        true
+    }
+
     /// Nobody knows it any more, except who has it open.
     pub fn forget(&mut self, ino: InodeId) {
         let Some(node) = self.nodes.get(&ino.0).filter(|node| node.ino != InodeId::ROOT) else {

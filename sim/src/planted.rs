@@ -79,6 +79,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (490..491, "storage/tests/snapshots.rs"),
     (491..492, "service/tests/node/snapshots.rs"),
     (492..493, "service/tests/node/threads.rs"),
+    (493..495, "frontend/src/fuse/tests/forgets.rs"),
     (472..474, "service/tests/node/snapshots.rs"),
     (474..475, "storage/tests/snapshots.rs"),
     (475..477, "service/tests/node/snapshots.rs"),

@@ -659,10 +659,14 @@ impl<H: Host> LibFsOn<H> {
         }
     }
 
-    /// The kernel in front of this knows the inode no more.
-    pub(crate) fn do_forget(&self, ino: InodeId) {
+    /// The kernel in front of this knows the inode no more, unless it is `told` of it again: then it may have removed it since,
+    /// and somebody stands in it. Who is told later finds it no more, if it is kept for the kernel now.
+    pub(crate) fn do_forget(&self, ino: InodeId, told: &dyn Fn() -> bool) {
         let Some(inode) = self.inodes.read().get(&ino.0).cloned() else { return };
-        let was_kept = core::mem::take(&mut inode.state.write().for_kernel);
+        let was_kept = {
+            let mut state = inode.state.write();
+            !told() && core::mem::take(&mut state.for_kernel)
+        };
         if was_kept {
             self.close_inode(&inode);
         }
