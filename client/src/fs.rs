@@ -665,13 +665,12 @@ pub trait FileSystem: Send + Sync {
         None
     }
     /// Hint: the front end dropped its last reference to an inode, so what is cached to find it
-    /// may go. Unless `told`: the front end may tell of it again at any time, also before it comes to say that it has
-    /// dropped it. That is asked with what goes locked, so that [`keeps`](Self::keeps) comes before, and the answer is yes, or
-    /// after, and finds nothing. It takes a lock of the front end's, under which nothing of the file system is called.
+    /// may go. Unless it is `told` of again: that may have happened before this is called. To be asked with what goes
+    /// locked: whoever tells notes that first, and asks [`keeps`](Self::keeps) then, so either it is heard here, or what has
+    /// gone is missed there. `told` takes a lock of the front end's, under which it calls nothing of the file system.
     fn forget(&self, _ino: InodeId, _told: &dyn Fn() -> bool) {}
-    /// The front end is about to tell of an inode, and is by now one that says of it that it is told. Whether it is found by
-    /// its number, until it is forgotten after this; if not, somebody has forgotten it since it was looked up, which
-    /// must be done again. Waits for nobody.
+    /// Whether an inode that the front end is about to tell of, and has noted as told, is found by its number, until it is
+    /// forgotten. If not, that has happened since it was looked up, which must be done again. Waits for nobody.
     fn keeps(&self, _ino: InodeId) -> bool {
         true
     }
