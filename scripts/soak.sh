@@ -80,7 +80,8 @@ doors() {
     done
     # The list of those that are found here, and not by histories.
     cargo test --quiet --features planted --target-dir target/planted -p sim --lib -- elsewhere || return 1
-    # What is packed, and other parts, by the tests beside them.
+    # What is packed, and other parts, by the tests beside them; those of the front end plant for their own thread.
+    cargo test --quiet -p frontend --lib -- planted_bugs || return 1
     cargo test --quiet --features planted --target-dir target/planted -p service --lib -- --ignored --test-threads 1 || return 1
 }
 

@@ -724,6 +724,10 @@ pub enum Bug {
     DifferencesForAll = 491,
     /// Who gives a file to another is told so before the new owner's quota is asked.
     OwnerUnsettled = 492,
+    /// A kernel's FORGET that comes late takes what the kernel was told of meanwhile.
+    ForgetUnasked = 493,
+    /// What a FORGET takes away between a look-up and its being counted is told to the kernel all the same.
+    KeptUnasked = 494,
 }
 
 impl Bug {
@@ -2328,6 +2332,16 @@ impl Bug {
             Bug::OwnerUnsettled,
             "owner-unsettled",
             "who gives a file to another is told so before the new owner's quota is asked",
+        ),
+        (
+            Bug::ForgetUnasked,
+            "forget-unasked",
+            "a kernel's FORGET that comes late takes what the kernel was told of meanwhile",
+        ),
+        (
+            Bug::KeptUnasked,
+            "kept-unasked",
+            "what a FORGET takes away between a look-up and its being counted is told to the kernel all the same",
         ),
     ];
 

@@ -320,6 +320,15 @@ impl DirFs {
             .map_err(errno)
     }
 
+    fn open_node(&self, caller: &Caller<'_>, node: &Arc<Node>, flags: u32) -> Result<Handle> {
+        let backing = Self::open_flags(flags)?;
+        let fd = {
+            let _identity = self.become_caller(caller)?;
+            self.reopen(node, backing)?
+        };
+        Ok(self.register(fd, node, flags))
+    }
+
     fn open_flags(flags: u32) -> Result<OFlags> {
         let mut backing = match flags & O_ACCMODE {
             O_RDONLY => OFlags::RDONLY,
@@ -587,13 +596,7 @@ impl FileSystem for DirFs {
     }
 
     fn open(&self, caller: &Caller<'_>, ino: InodeId, flags: u32) -> Result<Handle> {
-        let node = self.node(ino)?;
-        let backing = Self::open_flags(flags)?;
-        let fd = {
-            let _identity = self.become_caller(caller)?;
-            self.reopen(&node, backing)?
-        };
-        Ok(self.register(fd, &node, flags))
+        self.open_node(caller, &self.node(ino)?, flags)
     }
 
     fn create(
@@ -613,9 +616,14 @@ impl FileSystem for DirFs {
             if flags & O_EXCL != 0 {
                 return Err(Errno::EXIST);
             }
-            match self.lookup(caller, parent, name) {
-                Ok(attr) => {
-                    let handle = self.open(caller, attr.ino, flags)?;
+            let found = {
+                let _identity = self.become_caller(caller)?;
+                self.adopt(&dir, name)
+            };
+            match found {
+                // Not by its number: it may be forgotten by now.
+                Ok((node, _)) => {
+                    let handle = self.open_node(caller, &node, flags)?;
                     return Ok((self.fgetattr(handle)?, handle));
                 }
                 Err(Errno::NOENT) => {} // removed meanwhile: make it after all
@@ -817,8 +825,16 @@ impl FileSystem for DirFs {
         sys::removexattr(proc_path(node.fd.as_fd()).as_str(), name).map_err(errno)
     }
 
-    fn forget(&self, ino: InodeId) {
-        self.table.lock().forget(self.swap_root(ino.0), false);
+    fn forget(&self, ino: InodeId, told: &dyn Fn() -> bool) {
+        let mut table = self.table.lock();
+        if !told() {
+            table.forget(self.swap_root(ino.0), false);
+        }
+    }
+
+    fn keeps(&self, ino: InodeId) -> bool {
+        let number = self.swap_root(ino.0);
+        number == self.root.number || self.table.lock().knows(number)
     }
 }
 

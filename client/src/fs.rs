@@ -665,8 +665,15 @@ pub trait FileSystem: Send + Sync {
         None
     }
     /// Hint: the front end dropped its last reference to an inode, so what is cached to find it
-    /// may go.
-    fn forget(&self, _ino: InodeId) {}
+    /// may go. Unless it is `told` of again: that may have happened before this is called. To be asked with what goes
+    /// locked: whoever tells notes that first, and asks [`keeps`](Self::keeps) then, so either it is heard here, or what has
+    /// gone is missed there. `told` takes a lock of the front end's, under which it calls nothing of the file system.
+    fn forget(&self, _ino: InodeId, _told: &dyn Fn() -> bool) {}
+    /// Whether an inode that the front end is about to tell of, and has noted as told, is found by its number, until it is
+    /// forgotten. If not, that has happened since it was looked up, which must be done again. Waits for nobody.
+    fn keeps(&self, _ino: InodeId) -> bool {
+        true
+    }
     /// Whether a kernel may cache attributes and names of an inode until it is told otherwise
     /// through the front end's notifier. Without that promise it asks each time.
     fn may_cache(&self, _ino: InodeId) -> bool {

@@ -379,11 +379,11 @@ impl Session {
         Ok(Self { config, state: state()?, _overlay: overlay, library, mount })
     }
 
-    fn counters(&self) -> Result<[u32; 8]> {
+    fn counters(&self) -> Result<[u32; 11]> {
         let file = fs::File::from(self.state.try_clone().context("session memory")?);
-        let mut bytes = [0u8; 32];
+        let mut bytes = [0u8; 44];
         file.read_exact_at(&mut bytes, 0).context("session memory")?;
-        let mut counters = [0; 8];
+        let mut counters = [0; 11];
         for (counter, word) in counters.iter_mut().zip(bytes.chunks_exact(4)) {
             *counter = u32::from_le_bytes([word[0], word[1], word[2], word[3]]);
         }
@@ -401,8 +401,18 @@ impl Session {
 
     /// Says what became of it: always when nothing was caught at all.
     fn report(&self, audit: bool, before: Option<Calls>) -> Result<()> {
-        let [attached, unpatched, demoted, unhooked, kernel_opens, exhausted, _, trapped] =
-            self.counters()?;
+        let [
+            attached,
+            unpatched,
+            demoted,
+            unhooked,
+            kernel_opens,
+            exhausted,
+            _,
+            trapped,
+            ..,
+            undemoted,
+        ] = self.counters()?;
         if unpatched > 0 {
             eprintln!(
                 "corbel: {unpatched} processes have another glibc than this machine's and were \
@@ -416,7 +426,7 @@ impl Session {
             let all = json!({
                 "fast": attached, "unpatched": unpatched, "unhooked": unhooked,
                 "demoted": demoted, "kernel_opens": kernel_opens, "exhausted": exhausted,
-                "trapped": trapped, "fuse": fuse,
+                "trapped": trapped, "undemoted": undemoted, "fuse": fuse,
             });
             eprintln!("{all}");
         }

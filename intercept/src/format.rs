@@ -27,7 +27,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// First bytes of a session.
 pub const MAGIC: [u8; 8] = *b"CORBLRUN";
 /// Version of everything in this file.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 /// Longest path in the header.
 pub const PATH_MAX: usize = 1024;
 /// Longest socket address (`sun_path`), without NUL.
@@ -104,6 +104,8 @@ pub struct Counters {
     pub threads: AtomicU32,
     /// Tells the states of one user apart, for the holder.
     pub number: AtomicU32,
+    /// Open file descriptions that the kernel should have got before a fork or an exec, or a change of user, and did not.
+    pub undemoted: AtomicU32,
 }
 
 /// One system call site. `at` counts from the library's load address.

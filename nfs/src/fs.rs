@@ -1098,8 +1098,15 @@ impl FileSystem for NfsFs {
         drop(wait.unwrap_or_else(PoisonError::into_inner));
     }
 
-    fn forget(&self, ino: InodeId) {
-        self.table().forget(ino);
+    fn forget(&self, ino: InodeId, told: &dyn Fn() -> bool) {
+        let mut table = self.table();
+        if !told() {
+            table.forget(ino);
+        }
+    }
+
+    fn keeps(&self, ino: InodeId) -> bool {
+        self.table().keeps(ino)
     }
 }
 

@@ -293,6 +293,13 @@ impl Table {
         node
     }
 
+    /// Somebody is told of a file by its number: whether it is known. Then it stays so.
+    pub fn keeps(&self, ino: InodeId) -> bool {
+        let Some(node) = self.nodes.get(&ino.0) else { return false };
+        node.state().forgotten = false;
+        true
+    }
+
     /// Nobody knows it any more, except who has it open.
     pub fn forget(&mut self, ino: InodeId) {
         let Some(node) = self.nodes.get(&ino.0).filter(|node| node.ino != InodeId::ROOT) else {
@@ -374,13 +381,17 @@ mod tests {
         };
         table.forget(InodeId(2000));
         table.forget(InodeId::ROOT);
+        // One that somebody was just being told of.
+        let kept = InodeId(seen(&mut table, 2, 3000));
+        table.forget(kept);
+        assert!(table.keeps(kept) && !table.keeps(InodeId(4000)));
         for n in 0..3 * FORGOTTEN_MAX as u64 {
             let ino = seen(&mut table, 10 + n, 10_000 + n);
             table.forget(InodeId(ino));
             table.forget(InodeId(ino));
         }
         assert!(table.node(InodeId(2000)).is_some() && table.node(InodeId::ROOT).is_some());
-        assert!(table.nodes().len() <= FORGOTTEN_MAX + 2, "{}", table.nodes().len());
+        assert!(table.nodes().len() <= FORGOTTEN_MAX + 3, "{}", table.nodes().len());
         // One that is told of again stays.
         let n = 3 * FORGOTTEN_MAX as u64 - 1;
         let last = 10_000 + n;
@@ -390,6 +401,7 @@ mod tests {
             let ino = seen(&mut table, 1 << 40 | n, 1 << 40 | n);
             table.forget(InodeId(ino));
         }
+        assert!(table.node(kept).is_some());
         assert!(table.node(InodeId(2000)).is_none() && table.node(InodeId(last)).is_some());
     }
 }

@@ -414,10 +414,14 @@ impl FileSystem for Tenant {
         self.fs.inherit()
     }
 
-    fn forget(&self, ino: InodeId) {
+    fn forget(&self, ino: InodeId, told: &dyn Fn() -> bool) {
         if ino != InodeId::ROOT {
-            self.fs.forget(self.swap(ino));
+            self.fs.forget(self.swap(ino), told);
         }
+    }
+
+    fn keeps(&self, ino: InodeId) -> bool {
+        ino == InodeId::ROOT || self.fs.keeps(self.swap(ino))
     }
 
     /// No guest's kernel can be told that something has changed: it asks each time, unless it is said that nothing will.

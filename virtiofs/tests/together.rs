@@ -193,7 +193,8 @@ impl FileSystem for Gated {
         listxattr(c: &Caller<'_>, i: InodeId) -> Result<Vec<u8>>;
         setxattr(c: &Caller<'_>, i: InodeId, n: &[u8], v: &[u8], m: XattrMode) -> Result<()>;
         removexattr(c: &Caller<'_>, i: InodeId, n: &[u8]) -> Result<()>;
-        forget(i: InodeId) -> ();
+        forget(i: InodeId, t: &dyn Fn() -> bool) -> ();
+        keeps(i: InodeId) -> bool;
     }
 }
 

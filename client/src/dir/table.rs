@@ -103,6 +103,11 @@ impl Table {
         slot.node.clone()
     }
 
+    /// Whether there is a slot for `number`.
+    pub fn knows(&self, number: u64) -> bool {
+        self.slots.contains_key(&number)
+    }
+
     /// Whether `number` was unlinked a while ago and has not been seen since.
     pub fn is_dead(&self, number: u64) -> bool {
         self.dead.contains_key(&number)
@@ -140,11 +145,11 @@ impl Table {
             self.clock.push_back(node.number);
             self.nodes += 1;
         }
-        self.evict(nodes_max);
+        self.evict(nodes_max, node.number);
     }
 
-    /// Second-chance eviction, at most one round and a half: nodes that are open stay.
-    fn evict(&mut self, nodes_max: usize) {
+    /// Second-chance eviction, at most one round and a half: nodes that are open stay, and the one that is new.
+    fn evict(&mut self, nodes_max: usize, new: u64) {
         let mut steps = self.clock.len().saturating_mul(2);
         while self.nodes > nodes_max && steps > 0 {
             steps -= 1;
@@ -154,7 +159,7 @@ impl Table {
             if slot.node.is_none() {
                 continue;
             }
-            if slot.used || slot.opens > 0 {
+            if slot.used || slot.opens > 0 || number == new {
                 slot.used = false;
                 self.clock.push_back(number);
                 continue;

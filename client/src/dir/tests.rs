@@ -153,6 +153,19 @@ fn evicted_inodes_are_found_again_after_renames() {
 }
 
 #[test]
+fn what_is_told_again_is_not_forgotten() {
+    let backing = Backing::new("told");
+    let fs = backing.serve(16);
+    let dir = mkdir(&fs, InodeId::ROOT, b"d");
+    fs.forget(dir, &|| true);
+    std::fs::remove_dir(backing.0.join("d")).unwrap();
+    assert!(fs.keeps(dir) && fs.keeps(InodeId::ROOT));
+    assert_eq!(fs.getattr(&ME, dir).map(|attr| attr.ino), Ok(dir));
+    fs.forget(dir, &|| false);
+    assert_eq!((fs.keeps(dir), fs.getattr(&ME, dir).err()), (false, Some(Errno::STALE)));
+}
+
+#[test]
 fn names_that_lead_out_are_refused() {
     let backing = Backing::new("names");
     std::fs::create_dir(backing.0.join("root")).unwrap();

@@ -287,8 +287,8 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         self.current().map(|session| session.user())
     }
 
-    fn forget(&self, ino: InodeId) {
-        self.do_forget(ino);
+    fn forget(&self, ino: InodeId, told: &dyn Fn() -> bool) {
+        self.do_forget(ino, told);
     }
 
     fn attach(&self, cache: Arc<dyn Invalidate>) {

@@ -659,10 +659,15 @@ impl<H: Host> LibFsOn<H> {
         }
     }
 
-    /// The kernel in front of this knows the inode no more.
-    pub(crate) fn do_forget(&self, ino: InodeId) {
+    /// The kernel in front of this knows the inode no more, unless it is `told` of it again: then it may have removed it since,
+    /// and somebody stands in it. (If it is told later than that is asked, what is kept here was removed before: no name leads
+    /// to it.)
+    pub(crate) fn do_forget(&self, ino: InodeId, told: &dyn Fn() -> bool) {
         let Some(inode) = self.inodes.read().get(&ino.0).cloned() else { return };
-        let was_kept = core::mem::take(&mut inode.state.write().for_kernel);
+        let was_kept = {
+            let mut state = inode.state.write();
+            !told() && core::mem::take(&mut state.for_kernel)
+        };
         if was_kept {
             self.close_inode(&inode);
         }

@@ -567,6 +567,26 @@ os.close(master); os.waitpid(child, 0)";
     assert_eq!(fs::read_to_string(world.path("native/said")).unwrap(), "HUP\n");
 }
 
+/// A directory that is open by its path alone is found when its name has gone, each time. (The kernel has the directory of the
+/// round before in mind: it looks the name up, forgets at once what it finds, and looks again. Of what it was told then the mount
+/// knew nothing, one time in ten.)
+#[test]
+fn what_is_open_by_its_path_outlives_its_name() {
+    let Some(world) = World::new() else { return };
+    let script = "import os, sys
+mnt, back = sys.argv[1] + '/gone', sys.argv[2] + '/gone'
+for i in range(300):
+    os.mkdir(back)
+    fd = os.open(mnt, os.O_PATH | os.O_DIRECTORY)
+    os.rmdir(back)
+    os.close(os.open(f'/proc/self/fd/{fd}', os.O_RDONLY | os.O_DIRECTORY))
+    os.close(fd)
+print('done')";
+    let mut plain = limited();
+    plain.args(["python3", "-c", script]).arg(world.mount()).arg(world.path("back"));
+    assert_eq!(text(&plain.output().unwrap()), "done\n");
+}
+
 /// What need not become the kernel's does not.
 #[test]
 fn what_stays_served() {
@@ -580,7 +600,8 @@ fn what_stays_served() {
     };
     let demotes = |script: &str, count: u64| {
         let output = run(script);
-        assert_eq!(audit(&output, "demoted"), count, "{script}: {output:?}");
+        let both = (audit(&output, "demoted"), audit(&output, "undemoted"));
+        assert_eq!(both, (count, 0), "{script}: {output:?}");
     };
     // Closed by exec: nobody needs to keep it.
     let executes = "import os, sys
@@ -588,17 +609,7 @@ os.chdir(sys.argv[1]); os.mkdir('gone')
 gone = os.open('gone', os.O_RDONLY); os.set_inheritable(gone, KEPT); os.rmdir('gone')
 os.execv('/bin/echo', ['echo', 'done'])";
     demotes(&executes.replace("KEPT", "False"), 0);
-    // One in some two hundred times it is not given to the kernel, which is not understood yet: shown, and tried again.
-    let kept = executes.replace("KEPT", "True");
-    let given = (0..3).any(|_| {
-        let output = run(&kept);
-        let given = audit(&output, "demoted") == 1;
-        if !given {
-            eprintln!("what is kept over exec was not given to the kernel: {output:?}");
-        }
-        given
-    });
-    assert!(given, "three times");
+    demotes(&executes.replace("KEPT", "True"), 1);
     // Part of a file is copied with what follows, if that is little.
     let maps = "import mmap, os, sys
 os.chdir(sys.argv[1])

@@ -462,10 +462,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
         // From here on the kernel is about to know them, and nothing may wait.
         let mut listing = Listing { room: sink.payload(size), used: 0 };
         for Listed { ino, kind, next, name, attr } in &found {
-            let plus = match attr {
-                Some(attr) => self.entry(call.ino, name, attr),
-                None => EntryOut::default(),
-            };
+            let plus = attr.as_ref().and_then(|attr| self.entry(call.ino, name, attr));
+            let plus = plus.unwrap_or_default();
             let entry = DirEntry { ino: *ino, kind: *kind, next: *next, name };
             let told = InodeId(plus.nodeid.get());
             if !listing.push(Some(&plus), &entry) {

@@ -58,8 +58,12 @@ impl<F: FileSystem + ?Sized> Server<F> {
             }
             return self.lookup_dot(call, name);
         }
-        match self.fs.lookup(&call.caller, call.ino, name) {
-            Ok(attr) => Ok(Answer::of(&self.entry(call.ino, name, &attr))),
+        let found = self.until_kept(|| {
+            let attr = self.fs.lookup(&call.caller, call.ino, name)?;
+            Ok(self.entry(call.ino, name, &attr))
+        });
+        match found {
+            Ok(entry) => Ok(Answer::of(&entry)),
             Err(Errno::NOENT) => {
                 let keep = self.name_cache(call.ino, name, None);
                 if keep.is_zero() {
@@ -76,15 +80,19 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// which needs not be a directory; then `..` of a directory, up to one that it knows. Who asks may search
     /// anything, as the kernel has judged: it walks paths without these.
     fn lookup_dot(&self, call: &Call<'_>, name: &[u8]) -> Result<Answer> {
-        let attr = if name == b"." {
-            self.fs.getattr(&Caller::ROOT, call.ino)
-        } else {
-            self.fs.lookup(&Caller::ROOT, call.ino, name)
-        };
+        let mut by_number = (name == b".").then_some(call.ino);
+        let found = self.until_kept(|| {
+            let attr = match by_number {
+                Some(ino) => self.fs.getattr(&Caller::ROOT, ino)?,
+                None => self.fs.lookup(&Caller::ROOT, call.ino, name)?,
+            };
+            // What was found by `..` alone need not be found by its number yet.
+            by_number = Some(attr.ino);
+            Ok(self.entry(call.ino, name, &attr))
+        });
         // It may have been given a number that never was.
-        let attr =
-            attr.map_err(|error| if error == Errno::STALE { Errno::NOENT } else { error })?;
-        let mut entry = self.entry(call.ino, name, &attr);
+        let mut entry =
+            found.map_err(|error| if error == Errno::STALE { Errno::NOENT } else { error })?;
         (entry.entry_valid, entry.entry_valid_nsec) = (0.into(), 0.into());
         Ok(Answer::of(&entry))
     }

@@ -45,6 +45,8 @@ const MINOR_VERSIONED: u32 = 32;
 const MINOR_DIRECT: u32 = 40;
 /// How long the kernel keeps attributes of what is in a snapshot: at most so long they are seen after its end.
 const SNAPSHOT_SECONDS: u64 = 1;
+/// Times that a look-up is done which a FORGET overtakes.
+const LOOKUP_TRIES: u32 = 16;
 /// Requests that the kernel may have in flight for read-ahead and asynchronous I/O.
 const BACKGROUND_MAX: u16 = 64;
 
@@ -834,7 +836,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             self.fs.release(opened.handle);
         }
         for ino in self.known.take_all() {
-            self.fs.forget(ino);
+            self.forget_inode(ino);
         }
     }
 
@@ -914,24 +916,24 @@ impl<F: FileSystem + ?Sized> Server<F> {
         opened.remove(&fh)
     }
 
-    /// An answer that tells the kernel a node number, and counts that.
-    pub(super) fn entry(&self, parent: InodeId, name: &[u8], attr: &Attr) -> EntryOut {
+    /// An answer that tells the kernel a node number, and counts that. `None`: look it up again ([`count_kept`](Self::count_kept)).
+    pub(super) fn entry(&self, parent: InodeId, name: &[u8], attr: &Attr) -> Option<EntryOut> {
         let early = planted(Bug::KeptUncounted) && self.may_cache_new(attr);
         // In this order: whoever invalidates must know that the kernel is about to know the inode.
-        let is_new = self.count_lookup(attr);
+        let is_new = self.count_kept(attr)?;
         let keep = if is_new { self.may_cache_new(attr) } else { self.may_cache_attr(attr) };
         let keep = keep || early;
-        entry_out(
+        Some(entry_out(
             attr,
             self.name_cache(parent, name, Some(attr.ino)),
             self.attr_seconds(attr, keep),
-        )
+        ))
     }
 
     /// The same for something made, where the kernel does not compare when it asked: it may keep the
     /// attributes of what it has not known before.
     pub(super) fn new_entry(&self, parent: InodeId, name: &[u8], attr: &Attr) -> EntryOut {
-        let is_new = self.count_lookup(attr);
+        let is_new = self.count_made(parent, name, attr);
         let keep = is_new && self.may_cache_new(attr) || self.may_cache_unversioned(attr);
         entry_out(
             attr,
@@ -940,8 +942,46 @@ impl<F: FileSystem + ?Sized> Server<F> {
         )
     }
 
-    /// The kernel is about to be told of an inode; whether it does not know it.
-    pub(super) fn count_lookup(&self, attr: &Attr) -> bool {
+    /// Looks something up and counts it, until that is kept.
+    pub(super) fn until_kept<T>(&self, mut once: impl FnMut() -> Result<Option<T>>) -> Result<T> {
+        for _ in 0..LOOKUP_TRIES {
+            if let Some(told) = once()? {
+                return Ok(told);
+            }
+        }
+        Err(Errno::STALE)
+    }
+
+    /// The kernel is about to be told of an inode that was looked up; whether it does not know it. `None`: meanwhile the file
+    /// system has forgotten what finds it, for a FORGET of what the kernel was told before. It is not counted then, and must be
+    /// looked up again. If it is counted when the file system asks whether it is told ([`forget_inode`](Self::forget_inode)), it
+    /// is not forgotten; if it is later, that shows here.
+    pub(super) fn count_kept(&self, attr: &Attr) -> Option<bool> {
+        let is_new = self.count_lookup(attr);
+        if attr.ino == InodeId::ROOT || self.fs.keeps(attr.ino) || planted(Bug::KeptUnasked) {
+            return Some(is_new);
+        }
+        self.uncount_lookup(attr.ino, 1);
+        None
+    }
+
+    /// The same for something made: it is found again by its name. If that does not lead to it any more, it was told too late, and
+    /// has gone or moved: nobody has come to it yet by this answer.
+    fn count_made(&self, parent: InodeId, name: &[u8], attr: &Attr) -> bool {
+        for _ in 0..LOOKUP_TRIES {
+            if let Some(is_new) = self.count_kept(attr) {
+                return is_new;
+            }
+            let found = self.fs.lookup(&Caller::ROOT, parent, name);
+            if found.map(|found| found.ino) != Ok(attr.ino) {
+                break;
+            }
+        }
+        self.count_lookup(attr)
+    }
+
+    /// Counts that the kernel is told of an inode; whether it does not know it.
+    fn count_lookup(&self, attr: &Attr) -> bool {
         if attr.ino == InodeId::ROOT {
             return false;
         }
@@ -957,8 +997,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
             ledger.forgot(ino, count);
         }
         if self.known.uncount(ino, count) {
-            self.fs.forget(ino);
+            self.forget_inode(ino);
         }
+    }
+
+    /// The kernel knew it no more a moment ago. By now it may have been told again, by whom this thread has been overtaken.
+    fn forget_inode(&self, ino: InodeId) {
+        self.fs.forget(ino, &|| self.known.is_told(ino) && !planted(Bug::ForgetUnasked));
     }
 }
 

@@ -12,6 +12,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::wire::*;
 use super::{Options, ReplySink, Server};
 
+mod forgets;
+
 /// Collects replies.
 #[derive(Default)]
 struct Sink {

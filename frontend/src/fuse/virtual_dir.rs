@@ -164,25 +164,30 @@ impl<F: FileSystem + ?Sized> Server<F> {
             }
             INODES => {
                 let (ino, proof) = numbers(name).ok_or(Errno::NOENT)?;
-                let attr = self.fs.getattr(&call.caller, ino).map_err(|_| Errno::NOENT)?;
-                let shown = || proof.is_some_and(|p| self.fs.prove(ino) == Ok(p));
-                let may = (self.options.may_open_by_number)(&call.caller, &attr);
-                if !may && !shown() {
-                    // As where there is none: nobody is told which numbers there are.
-                    return Err(Errno::NOENT);
-                }
-                if attr.is_dir() {
-                    return Err(Errno::ISDIR);
-                }
-                self.count_lookup(&attr);
+                let attr = self.until_kept(|| {
+                    // Anew each time: what has been forgotten may be gone, and its number another one's.
+                    let attr = self.fs.getattr(&call.caller, ino).map_err(|_| Errno::NOENT)?;
+                    let shown = || proof.is_some_and(|p| self.fs.prove(ino) == Ok(p));
+                    let may = (self.options.may_open_by_number)(&call.caller, &attr);
+                    if !may && !shown() {
+                        // As where there is none: nobody is told which numbers there are.
+                        return Err(Errno::NOENT);
+                    }
+                    if attr.is_dir() {
+                        return Err(Errno::ISDIR);
+                    }
+                    Ok(self.count_kept(&attr).map(|_| attr))
+                })?;
                 // The entry is never kept: the next caller may be another one.
                 let seconds = self.attr_seconds(&attr, self.fs.may_cache(ino));
                 Ok(entry_out(&attr, Duration::ZERO, seconds))
             }
             SNAPSHOTS => {
                 let root = self.fs.snapshot(&call.caller, name).map_err(no_snapshots)?;
-                let attr = self.fs.getattr(&call.caller, root)?;
-                self.count_lookup(&attr);
+                let attr = self.until_kept(|| {
+                    let attr = self.fs.getattr(&call.caller, root)?;
+                    Ok(self.count_kept(&attr).map(|_| attr))
+                })?;
                 Ok(entry_out(&attr, Duration::ZERO, self.attr_seconds(&attr, false)))
             }
             _ => Err(Errno::NOTDIR),

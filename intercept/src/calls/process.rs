@@ -309,7 +309,7 @@ fn save_files(exec: bool) {
             fsys::show(file.ofd());
         }
         match is_nameless(fd) {
-            Ok(true) => drop(demote::descriptor(fd)),
+            Ok(true) => demote::at_best(fd),
             Ok(false) => {}
             // Nobody answers: the next question would take as long.
             Err(_) if fsys::is_away() => return,
@@ -526,7 +526,7 @@ fn publish(slot: &Slot) {
             continue;
         }
         if count + lock::kept_open() >= SLOT_FDS {
-            let _ = demote::descriptor(fd as i32);
+            demote::at_best(fd as i32);
             continue;
         }
         slot.fds[count][0].store(fd as u32, Ordering::Relaxed);

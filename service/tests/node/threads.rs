@@ -8,7 +8,9 @@ use std::time::Duration;
 
 use base::wire::Reader;
 use base::{Errno, InodeId};
-use client::fs::{AccountId, Amount, Caller, FileSystem, Handle, NewNode, O_RDWR, Rename, SetAttr};
+use client::fs::{
+    AccountId, Amount, Caller, FileSystem, Handle, Invalidate, NewNode, O_RDWR, Rename, SetAttr,
+};
 use client::libfs::Limits;
 use service::core::limits::Limits as Bounds;
 use service::core::{Event, NodeConfig};
@@ -287,6 +289,39 @@ fn who_gives_away_a_file_is_told_that_a_limit_bars_it() {
     assert_eq!(give(b"one"), (Ok(()), 7));
     assert_eq!(give(b"two"), (Err(Errno::DQUOT), 0));
     assert_eq!(give(b"three"), (Err(Errno::DQUOT), 0));
+}
+
+/// Nothing is kept in front of a process.
+struct NothingKept;
+
+impl Invalidate for NothingKept {
+    fn inode(&self, _: InodeId, _: i64, _: i64) {}
+    fn entry(&self, _: InodeId, _: &[u8]) {}
+    fn store(&self, _: InodeId, _: u64, _: &[u8]) {}
+}
+
+/// A directory has gone in which somebody stands, by a kernel's word: that the kernel had forgotten it before it was told of it again
+/// comes late, and does not close it.
+#[test]
+fn what_a_kernel_is_told_of_again_is_kept_for_it() {
+    let world = World::new(Rig::new(1, 50));
+    let process = world.attach(0, Limits::SHIPPED);
+    FileSystem::attach(&process, Arc::new(NothingKept));
+    let node = NewNode { mode: 0o040_755, rdev: 0, target: b"" };
+    let dir = process.mknod(&ME, ROOT, b"dir", &node).expect("a new directory").ino;
+    process.rmdir(&ME, ROOT, b"dir").expect("it is empty");
+    let is_there = || {
+        process.fsync_inode(&ME, ROOT).expect("all is told");
+        world.with(|rig| {
+            rig.settle();
+            rig.nodes[0].volume().attr(dir).expect("a sound volume").is_some()
+        })
+    };
+    process.forget(dir, &|| true);
+    assert!(is_there(), "somebody stands in it");
+    assert_eq!(process.getattr(&ME, dir).map(|attr| attr.nlink), Ok(0));
+    process.forget(dir, &|| false);
+    until("it goes", || !is_there());
 }
 
 /// A limit bars another name of a file: it has as many as before. (Seed 8912577: it was linked again when it had none left.)
