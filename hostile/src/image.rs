@@ -352,21 +352,20 @@ fn walk(volume: &Volume) -> bool {
     volume.digest().is_ok() && good
 }
 
-/// Everything that can be asked of snapshots, and clones of what they have and have not.
-fn snapshots(volume: &mut Volume, sound: bool) {
+/// Everything that can be asked of snapshots, and clones of what they have and have not. (The checker does not judge what only they
+/// have as a state: there may be anything.)
+fn snapshots(volume: &mut Volume) {
     let all = volume.snapshots(0, usize::MAX);
     let mut slots: Vec<u16> = all.iter().map(|stat| stat.snapshot.slot).collect();
     for (slot, before) in slots.iter().zip(std::iter::once(None).chain(slots.iter().map(Some))) {
-        let whole = volume.read_snapshot(*slot).is_none_or(walk);
-        assert!(whole || !sound, "the checker finds it sound");
+        let _ = volume.read_snapshot(*slot).is_none_or(walk);
         let (mut at, mut pieces) = (Some(Key::MIN), 0);
         while let Some(from) = at.filter(|_| pieces < PIECES) {
             let found = volume.snapshot_difference(before.copied(), *slot, from, (2000, 9));
-            assert!(found.is_ok() || !sound, "the checker finds it sound");
             at = found.ok().flatten().and_then(|(_, next)| next);
             pieces += 1;
         }
-        assert!(at.is_none() || !sound, "differences have no end");
+        assert!(at.is_none(), "differences have no end");
         for from in [Key::new(2, 0x80 | 4, u64::MAX), Key::new(u64::MAX, 0xff, u64::MAX)] {
             let _ = volume.snapshot_difference(before.copied(), *slot, from, (0, 0));
         }
@@ -446,7 +445,7 @@ fn open(media: &Arc<Device>, sound: bool) {
         );
         feed(&mut volume, 404, &Op::Reap { ino: InodeId(5) });
     }
-    snapshots(&mut volume, sound);
+    snapshots(&mut volume);
     let published = volume.root().stream_seq;
     let Ok(sealed) = volume.seal(published, Epoch(1), &[]) else {
         assert!(!sound, "a sound volume can be published");

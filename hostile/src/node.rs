@@ -4,7 +4,7 @@
 use base::{ClientId, Epoch, InodeId};
 use service::core::Event;
 use storage::format::control::{self, LeaseMode};
-use storage::format::entry::{Op, RawHeader};
+use storage::format::entry::{self, Op, RawHeader};
 use storage::format::page::Key;
 use storage::format::proof::Proof;
 use storage::format::rpc::Request;
@@ -30,7 +30,14 @@ struct Bad {
 
 impl Bad {
     fn new(rig: &mut Rig, n: usize) -> Self {
-        let hand = rig.attach(n, BAD);
+        // (Logs of those before it are still drained.)
+        let there = (0..100).any(|_| {
+            let there = rig.try_attach(n, BAD);
+            rig.pass(if there { 0 } else { 50_000_000 });
+            there
+        });
+        assert!(there, "the node takes clients");
+        let hand = rig.last_attached(n, BAD);
         let own = hand.numbers(rig, 6).into_iter().map(|(ino, _)| ino).collect();
         Self { hand, own }
     }
@@ -313,8 +320,12 @@ impl Root {
             _ => {
                 let source = forge::inode(input, known);
                 let op = forge::clone_range(input, self.ino, source);
-                self.hand.append_in(rig, self.ino, &op);
-                self.hand.sync(rig);
+                // (Who writes what is no entry is expelled.)
+                let bytes = op.to_entry(base::Sequence(1), Epoch(1), 0, 1, 1);
+                if entry::decode(&bytes, 1).is_ok() {
+                    self.hand.append_in(rig, self.ino, &op);
+                    self.hand.sync(rig);
+                }
             }
         }
     }
