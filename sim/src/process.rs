@@ -110,6 +110,8 @@ struct Open {
     since: u64,
     /// Sessions that had ended when it was opened, or when a loss was told.
     ended: usize,
+    /// The same when its opening began: what that made may be lost with a session that ended before it returned.
+    began: usize,
     /// What it was told of refusals.
     refused: verdict::Told,
 }

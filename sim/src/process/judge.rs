@@ -722,7 +722,9 @@ impl World<'_> {
         let (refused, since) = (self.told_at_open(c, u), self.model.now());
         let Some(process) = self.process(c) else { return };
         let ended = process.attached.len();
-        let open = Open { ino, flags, thread: t, since, ended, refused };
+        let at = |session| process.attached.iter().position(|a| a.session == session);
+        let began = u.current.and_then(at).map_or(ended, |at| at + 1);
+        let open = Open { ino, flags, thread: t, since, ended, began, refused };
         process.open.insert(number(handle), open);
     }
 
@@ -904,10 +906,11 @@ impl World<'_> {
         if let Call::Fsync { handle, .. } = u.call
             && let Some(open) = process.open.get_mut(&number(handle))
         {
-            if open.ended == ended && !process.attached.last().is_some_and(|a| a.ended) {
+            let lives = !process.attached.last().is_some_and(|a| a.ended);
+            if open.ended.min(open.began) == ended && lives {
                 return Err("a loss is told twice, or was none".into());
             }
-            open.ended = ended;
+            (open.ended, open.began) = (ended, ended);
         }
         let of = match u.call {
             Call::FsyncInode { ino } if ino != 1 => ino,
