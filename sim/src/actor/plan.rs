@@ -34,12 +34,12 @@ impl World<'_> {
         let (name, name2) = (name(), name());
         let kind = self.draw_kind(c);
         let plan = Plan { kind, dir, name, dir2, name2, tries: 0 };
-        let plan = if kind == Kind::CloneBack { self.to_a_file(plan) } else { plan };
+        let plan = if kind == Kind::CloneBack { self.about_a_file(plan) } else { plan };
         self.work(c, plan)
     }
 
     /// The same plan about a name that leads to a file, if there is one.
-    fn to_a_file(&mut self, plan: Plan) -> Plan {
+    fn about_a_file(&mut self, plan: Plan) -> Plan {
         let mut files = Vec::new();
         for dir in self.model.dirs() {
             let Some(Body::Dir(names)) = self.model.current(dir).map(|s| &s.body) else { continue };
