@@ -95,11 +95,13 @@ impl Node {
         let counts = |c: &&Client| c.heir_until.is_none();
         let all = self.agent.clients.values().filter(counts).count();
         let own = self.agent.clients.values().filter(counts);
-        // So are those that somebody keeps from sessions that are over: each is memory.
+        // So are those that somebody keeps from sessions that are over: each is memory. Twice as many, since a node that loses its
+        // place ends all of them at once, and who does nothing keeps what he has.
         let left = self.agent.left.get(&uid).copied().unwrap_or(0);
-        if self.no_room_beside(uid, left, self.agent.left.values().sum()).is_some() {
-            return Some("too many logs of ended sessions are still open on this node");
+        if uid != 0 && left >= 2 * self.env.config.clients_per_user as usize {
+            return Some("too many logs of ended sessions of this user are still open");
         }
+
         self.no_room_beside(uid, own.filter(|c| c.identity.uid == uid).count(), all)
     }
 
