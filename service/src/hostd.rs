@@ -84,7 +84,6 @@ struct Hostd {
     conns: BTreeMap<u64, Conn>,
     /// How many of them each user has.
     users: BTreeMap<u32, usize>,
-
     pidfds: BTreeMap<u64, (ClientId, OwnedFd)>,
     connections_per_user: usize,
     next: u64,
@@ -114,7 +113,6 @@ pub fn run(config: HostdConfig) -> Result<(), Error> {
         nicfs: None,
         conns: BTreeMap::new(),
         users: BTreeMap::new(),
-
         pidfds: BTreeMap::new(),
         connections_per_user: config.connections_per_user,
         next: FIRST,

@@ -10,26 +10,36 @@
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Mode, OFlags, RenameFlags};
+use rustix::fs::{AtFlags, Mode, OFlags};
 use rustix::io::Errno as OsError;
 
 /// Looks between two questions whether somebody has a log still.
 const ASK: u8 = 4;
+/// A file that is made and removed at once.
+const PROBE: &str = "left.probe";
 
 /// A log that was left.
 #[derive(Debug)]
 struct Left {
     file: OwnedFd,
-    inode: u64,
     user: u32,
     /// So long it is, and so much it may have, with what the file system needs itself.
     bytes: u64,
+    /// What it is called; nothing where the file system had no room for a name. Then it is looked after as long as this process lives.
+    name: Option<String>,
     looks: u8,
 }
 
 /// All of a region; nothing is known of those of the process before until they are looked for.
 #[derive(Debug, Default)]
-pub(crate) struct LeftLogs(Option<Vec<Left>>);
+pub(crate) struct LeftLogs(Option<Known>);
+
+#[derive(Debug)]
+struct Known {
+    all: Vec<Left>,
+    /// The file system tells whether somebody has a file. Of one that does not, all logs are removed at once: else they would stay.
+    tells: bool,
+}
 
 /// Whether a file of so many bytes is of that size, and has no more memory than it needs. (Some file systems count what they
 /// need themselves, at most this much.)
@@ -41,11 +51,11 @@ pub(crate) fn is_as_it_was(file: &OwnedFd, bytes: u64) -> Result<bool, OsError> 
     Ok(is == bytes && taken <= bytes + own)
 }
 
-/// Whether somebody else has the file open, or mapped, or in a message: else it can be leased. A file system that knows no leases
-/// does not say.
+/// Whether somebody else has the file open, or mapped, or in a message: else it can be leased. (Any error but that one comes of a
+/// file system that knows no leases.)
 fn is_had(file: &OwnedFd) -> bool {
     let lease =
-                // SAFETY: a plain call on a descriptor that is open.
+        // SAFETY: a plain call on a descriptor that is open.
         |kind: libc::c_int| unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) };
     if lease(libc::F_WRLCK) != 0 {
         return std::io::Error::last_os_error().raw_os_error() == Some(libc::EAGAIN);
@@ -54,65 +64,91 @@ fn is_had(file: &OwnedFd) -> bool {
     false
 }
 
+/// Whether a file that nobody has is not said to be had.
+fn tells(dir: &OwnedFd) -> bool {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+    let probe = rustix::fs::openat(dir, PROBE, flags, Mode::RUSR | Mode::WUSR);
+    let _ = rustix::fs::unlinkat(dir, PROBE, AtFlags::empty());
+    // Without room for it nothing is known: what is had is looked after.
+    probe.map_or(true, |probe| !is_had(&probe))
+}
+
+/// The three numbers of a name.
+fn numbers(name: &str) -> Option<(u64, u32, u64)> {
+    let mut parts = name.strip_prefix("left.")?.split('.');
+    let (inode, user, bytes) = (parts.next()?, parts.next()?, parts.next()?);
+    let numbers = (inode.parse().ok()?, user.parse().ok()?, bytes.parse().ok()?);
+    (parts.next().is_none() && name_of(numbers) == name).then_some(numbers)
+}
+
+fn name_of((inode, user, bytes): (u64, u32, u64)) -> String {
+    format!("left.{inode}.{user}.{bytes}")
+}
+
 /// Whether it is the name of one.
 pub(crate) fn is_one(name: &str) -> bool {
-    let numbers = name.strip_prefix("left.").unwrap_or_default().split('.');
-    numbers.clone().count() == 3 && numbers.clone().all(|number| number.parse::<u64>().is_ok())
+    numbers(name).is_some()
 }
 
 impl Left {
-    fn name(&self) -> String {
-        format!("left.{}.{}.{}", self.inode, self.user, self.bytes)
-    }
-
-    /// One of a name, if that is the name of one.
     fn of_name(dir: &OwnedFd, name: &str) -> Result<Option<Self>, OsError> {
-        let mut parts = name.strip_prefix("left.").unwrap_or_default().split('.');
-        let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok());
-        let (Some(inode), Some(user), Some(bytes)) = (number(), number(), number()) else {
-            return Ok(None);
-        };
-        let Ok(user) = u32::try_from(user) else { return Ok(None) };
+        let Some((_, user, bytes)) = numbers(name) else { return Ok(None) };
         let flags = OFlags::RDWR | OFlags::CLOEXEC | OFlags::NOFOLLOW;
         let file = rustix::fs::openat(dir, name, flags, Mode::empty())?;
-        let left = Self { file, inode, user, bytes, looks: 0 };
-        Ok((left.name() == name).then_some(left))
+        Ok(Some(Self { file, user, bytes, name: Some(name.to_owned()), looks: 0 }))
+    }
+
+    /// Gets the name that says what it is.
+    fn rename(&mut self, dir: &OwnedFd, old: &str) -> Result<(), OsError> {
+        let inode = rustix::fs::fstat(&self.file)?.st_ino;
+        let name = name_of((inode, self.user, self.bytes));
+        rustix::fs::renameat(dir, old, dir, &name)?;
+        self.name = Some(name);
+        Ok(())
+    }
+
+    /// Has no name any more.
+    fn unlink(&mut self, dir: &OwnedFd) -> Result<(), OsError> {
+        match self.name.take().map(|name| rustix::fs::unlinkat(dir, name, AtFlags::empty())) {
+            // Somebody has removed it by hand.
+            None | Some(Ok(()) | Err(OsError::NOENT)) => Ok(()),
+            Some(Err(e)) => Err(e),
+        }
     }
 
     /// Looks once. `false`: nobody has it, and it is gone.
     fn look(&mut self, dir: &OwnedFd) -> Result<bool, OsError> {
         if !is_as_it_was(&self.file, self.bytes)? {
-            if self.bytes > 0 {
-                let before = self.name();
-                self.bytes = 0;
-                rustix::fs::renameat(dir, before, dir, self.name())?;
-            }
+            let known = std::mem::take(&mut self.bytes) == 0;
             rustix::fs::ftruncate(&self.file, 0)?;
+            if let Some(name) = self.name.clone().filter(|_| !known) {
+                // Under the old one the next process finds out anew.
+                let _ = self.rename(dir, &name);
+            }
         }
         self.looks = (self.looks + 1) % ASK;
         if self.looks != 0 || is_had(&self.file) {
             return Ok(true);
         }
-        rustix::fs::unlinkat(dir, self.name(), AtFlags::empty())?;
+        self.unlink(dir)?;
         Ok(false)
     }
 }
 
 impl LeftLogs {
-    fn all(&mut self, dir: &OwnedFd) -> Result<&mut Vec<Left>, OsError> {
+    fn known(&mut self, dir: &OwnedFd) -> Result<&mut Known, OsError> {
         if self.0.is_none() {
-            let mut found = Vec::new();
+            let mut all = Vec::new();
             for entry in rustix::fs::Dir::read_from(dir.as_fd())? {
                 if let Ok(name) = entry?.file_name().to_str()
-                    && name.starts_with("left.")
                     && let Some(left) = Left::of_name(dir, name)?
                 {
-                    found.push(left);
+                    all.push(left);
                 }
             }
-            self.0 = Some(found);
+            self.0 = Some(Known { all, tells: tells(dir) });
         }
-        Ok(self.0.get_or_insert_default())
+        Ok(self.0.get_or_insert_with(|| Known { all: Vec::new(), tells: true }))
     }
 
     /// The file of that name goes, and is looked after if somebody has it: then the answer is `true`. `bytes`: so long it is
@@ -123,30 +159,27 @@ impl LeftLogs {
         name: &str,
         (file, user, bytes): (OwnedFd, u32, u64),
     ) -> Result<bool, OsError> {
-        let all = self.all(dir)?;
-        let inode = rustix::fs::fstat(&file)?.st_ino;
-        let mut left = Left { file, inode, user, bytes, looks: ASK - 1 };
-        // (No two files have one number; one of that name is what a power cut brought back.)
-        rustix::fs::renameat_with(dir, name, dir, left.name(), RenameFlags::empty())?;
-        let stays = left.look(dir)?;
+        let known = self.known(dir)?;
+        let mut left = Left { file, user, bytes, name: Some(name.to_owned()), looks: 0 };
+        let stays = known.tells && is_had(&left.file);
+        if !stays || left.rename(dir, name).is_err() {
+            // (Who filled the file system must not keep it in its place by that.)
+            left.unlink(dir)?;
+        }
         if stays {
-            all.push(left);
+            left.look(dir)?;
+            known.all.push(left);
         }
         Ok(stays)
     }
 
     /// Looks at all: how many each user still has.
     pub(crate) fn look(&mut self, dir: &OwnedFd) -> Result<BTreeMap<u32, usize>, OsError> {
-        let all = self.all(dir)?;
+        let all = &mut self.known(dir)?.all;
         let (mut users, mut failed) = (BTreeMap::new(), None);
-        all.retain_mut(|left| match left.look(dir) {
-            Ok(stays) => stays,
-            // Somebody has removed it by hand.
-            Err(OsError::NOENT) => false,
-            Err(e) => {
-                failed = Some(e);
-                true
-            }
+        all.retain_mut(|left| {
+            let stays = left.look(dir);
+            stays.map_err(|e| failed = Some(e)).unwrap_or(true)
         });
         for left in all {
             *users.entry(left.user).or_default() += 1;
@@ -160,6 +193,6 @@ impl LeftLogs {
             let taken = crate::backing::taken(&left.file).unwrap_or(0);
             left.bytes.saturating_sub(taken)
         };
-        self.0.iter().flatten().map(missing).sum()
+        self.0.iter().flat_map(|known| &known.all).map(missing).sum()
     }
 }

@@ -158,7 +158,6 @@ pub trait Media: Send + Sync {
     fn look_at_left(&self) -> Result<BTreeMap<u32, usize>, MediaError> {
         Ok(BTreeMap::new())
     }
-
     /// Removes a segment and its memory.
     fn remove(&self, segment: Segment) -> Result<(), MediaError>;
     /// Segments that exist.

@@ -754,7 +754,6 @@ impl Media for FileRegion {
             }
         }
         logs += lock(&self.left).missing();
-
         let ballast = lock(&self.backing).ballast.as_ref().map(|ballast| ballast.bytes);
         // A tree that nothing is reserved for grows with what there is: some of it is kept.
         let kept = if ballast.is_some() { 0 } else { tree.min(free / 8) };
@@ -782,7 +781,6 @@ impl Media for FileRegion {
         if left::is_as_it_was(&map.fd, size).map_err(|e| io("cannot stat", &path(), e))? {
             return Ok(false);
         }
-
         rustix::fs::ftruncate(&map.fd, size).map_err(|e| io("cannot cut", &path(), e))?;
         Ok(true)
     }

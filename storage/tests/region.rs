@@ -315,8 +315,8 @@ fn a_log_that_somebody_has_still_is_looked_after() {
         region.ensure(Segment::Log(log), BYTES).unwrap();
         region.write(Segment::Log(log), 0, b"kept").unwrap();
     }
-    let file = |log| region.open_segment(Segment::Log(log), true).unwrap();
-    let (first, second) = (file(1), file(2));
+    let (first, second) =
+        [1, 2].map(|log| region.open_segment(Segment::Log(log), true).unwrap()).into();
     assert_eq!(region.leave(Segment::Log(0), 7, BYTES), Ok(false), "nobody has it");
     assert_eq!(region.leave(Segment::Log(1), 7, BYTES), Ok(true));
     assert_eq!(region.leave(Segment::Log(2), 8, BYTES), Ok(true));
@@ -338,6 +338,18 @@ fn a_log_that_somebody_has_still_is_looked_after() {
     let mut bytes = [0; 4];
     rustix::io::pread(&second, &mut bytes, 0).unwrap();
     assert_eq!(&bytes, b"kept");
+    // One that cannot have the name is looked after without.
+    region.ensure(Segment::Log(3), BYTES).unwrap();
+    let third = region.open_segment(Segment::Log(3), true).unwrap();
+    let inode = rustix::fs::fstat(&third).unwrap().st_ino;
+    let way = dir.0.join(format!("left.{inode}.9.{BYTES}"));
+    std::fs::create_dir(&way).unwrap();
+    assert_eq!(region.leave(Segment::Log(3), 9, BYTES), Ok(true));
+    std::fs::remove_dir(&way).unwrap();
+    rustix::fs::fallocate(&third, flags, BYTES, 4 << 20).unwrap();
+    assert_eq!(region.look_at_left(), Ok([(7, 1), (8, 1), (9, 1)].into()));
+    assert_eq!((taken(&third), names().len()), (0, 2));
+    drop(third);
     // When nobody has them any more they go.
     drop((first, second));
     for _ in 0..8 {

@@ -144,7 +144,7 @@ pub fn restart(bench: &Bench<'_>) -> Result<Measured> {
 /// Compiles through the mount of a node, again and again; `false` if any of it fails.
 struct Build {
     stop: Arc<AtomicBool>,
-    thread: std::thread::JoinHandle<bool>,
+    thread: Option<std::thread::JoinHandle<bool>>,
 }
 
 impl Build {
@@ -164,12 +164,19 @@ impl Build {
             }
             good
         };
-        Ok(Self { stop, thread: std::thread::spawn(builds) })
+        Ok(Self { stop, thread: Some(std::thread::spawn(builds)) })
     }
 
-    fn finish(self) -> bool {
+    fn finish(mut self) -> bool {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap_or(false)
+        self.thread.take().is_some_and(|thread| thread.join().unwrap_or(false))
+    }
+}
+
+impl Drop for Build {
+    fn drop(&mut self) {
+        // The mount is about to go.
+        self.stop.store(true, Ordering::Relaxed);
     }
 }
 

@@ -28,6 +28,10 @@ use super::{Effect, Failure, Node};
 const RESIZED: &str = "its log was made longer or shorter";
 /// Between two looks at the sizes of logs.
 const LOGS_PAUSE: Nanos = 20_000_000;
+/// Logs of ended sessions that a user may keep, beside one who may be a client.
+const LEFT_LOGS: usize = 2;
+/// The same of all, beside one client of all that there may be.
+const ALL_LEFT_LOGS: usize = 8;
 
 /// What a node has as the agent of the clients on its machine, whatever its part in the chain.
 #[derive(Debug)]
@@ -57,7 +61,6 @@ pub(super) struct Agent {
     pub logs_seen: Nanos,
     /// Of each user, how many logs of sessions that are over somebody still has open.
     pub left: BTreeMap<u32, usize>,
-
     /// When somebody got no space although some was set aside.
     pub room_sought: Option<Nanos>,
     /// Ends of clients, and of what was still to come of them: whoever waits for one looks again when it has changed.
@@ -95,14 +98,20 @@ impl Node {
         let counts = |c: &&Client| c.heir_until.is_none();
         let all = self.agent.clients.values().filter(counts).count();
         let own = self.agent.clients.values().filter(counts);
-        // So are those that somebody keeps from sessions that are over: each is memory. Twice as many, since a node that loses its
-        // place ends all of them at once, and who does nothing keeps what he has.
-        let left = self.agent.left.get(&uid).copied().unwrap_or(0);
-        if uid != 0 && left >= 2 * self.env.config.clients_per_user as usize {
-            return Some("too many logs of ended sessions of this user are still open");
+        if uid != 0 && self.keeps_logs(uid) {
+            return Some("too many logs of ended sessions are still open");
         }
 
         self.no_room_beside(uid, own.filter(|c| c.identity.uid == uid).count(), all)
+    }
+
+    /// Whether a user keeps too many logs of sessions that are over: each is memory. A node that loses its place ends all of them at
+    /// once, and who does nothing keeps what he has, so it may be some more; of all users together more again, since nobody
+    /// shall bar others by what he keeps, but who is many users has an end, too.
+    fn keeps_logs(&self, uid: u32) -> bool {
+        let (own, all) = (self.agent.left.get(&uid), self.agent.left.values().sum::<usize>());
+        own.is_some_and(|own| *own >= LEFT_LOGS * self.env.config.clients_per_user as usize)
+            || all >= ALL_LEFT_LOGS * self.env.config.clients_max as usize
     }
 
     /// Why a user has no place more beside so many of its own and of all.
