@@ -109,7 +109,7 @@ fn after_end(ground: &Ground) -> Tried {
 fn after_ends(ground: &Ground) -> Tried {
     let mut held = Vec::new();
     let (mut before, mut each, mut barred) = (None, 0, None);
-    while held.len() < 3 * PER_USER {
+    while held.len() < 4 * PER_USER {
         let attacker = match Attacker::attach(&ground.socket()) {
             Ok(attacker) => attacker,
             Err(why) => {
@@ -130,9 +130,9 @@ fn after_ends(ground: &Ground) -> Tried {
     }
     let took = ground.root("serve")?;
     let count = held.len();
-    // Twice as many as it may have clients, and no more.
+    // Three times as many as it may have clients, and no more.
     Ok(Outcome::of(
-        count > 2 * PER_USER + 1,
+        count > 3 * PER_USER + 1,
         format!("{count} logs of {each} bytes, then {barred:?}; root is served in {took} ms"),
     ))
 }

@@ -28,8 +28,9 @@ use super::{Effect, Failure, Node};
 const RESIZED: &str = "its log was made longer or shorter";
 /// Between two looks at the sizes of logs.
 const LOGS_PAUSE: Nanos = 20_000_000;
-/// Logs of ended sessions that a user may keep, beside one who may be a client.
-const LEFT_LOGS: usize = 2;
+/// Logs of ended sessions that a user may keep, beside one who may be a client. A library keeps that of the session before, and
+/// while it attaches anew that of the one which has just ended: as all do at once whose node has lost its place twice.
+const LEFT_LOGS: usize = 3;
 /// The same of all, beside one client of all that there may be.
 const ALL_LEFT_LOGS: usize = 8;
 
@@ -105,9 +106,8 @@ impl Node {
         self.no_room_beside(uid, own.filter(|c| c.identity.uid == uid).count(), all)
     }
 
-    /// Whether a user keeps too many logs of sessions that are over: each is memory. A node that loses its place ends all of them at
-    /// once, and who does nothing keeps what he has, so it may be some more; of all users together more again, since nobody
-    /// shall bar others by what he keeps, but who is many users has an end, too.
+    /// Whether a user keeps too many logs of sessions that are over: each is memory. Of all users together there may be many more, since
+    /// nobody shall bar others by what he keeps; but who is many users has an end, too.
     fn keeps_logs(&self, uid: u32) -> bool {
         let (own, all) = (self.agent.left.get(&uid), self.agent.left.values().sum::<usize>());
         own.is_some_and(|own| *own >= LEFT_LOGS * self.env.config.clients_per_user as usize)
