@@ -16,6 +16,7 @@ pub mod cpu;
 pub mod errno;
 pub mod id;
 pub mod invariant;
+pub mod level;
 #[cfg(feature = "library")]
 pub mod library;
 pub mod note;
@@ -30,3 +31,4 @@ pub use checksum::crc32c;
 pub use clock::{Clock, Nanos};
 pub use errno::Errno;
 pub use id::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
+pub use level::Level;

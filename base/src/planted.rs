@@ -728,6 +728,12 @@ pub enum Bug {
     ForgetUnasked = 493,
     /// What a FORGET takes away between a look-up and its being counted is told to the kernel all the same.
     KeptUnasked = 494,
+    /// What is new is used although a node is away that may know nothing of it.
+    LevelUnasked = 495,
+    /// What one node understands is held for what all understand.
+    LevelOfAnyone = 496,
+    /// The head takes what not all nodes understand.
+    LevelIgnored = 497,
 }
 
 impl Bug {
@@ -2342,6 +2348,21 @@ impl Bug {
             Bug::KeptUnasked,
             "kept-unasked",
             "what a FORGET takes away between a look-up and its being counted is told to the kernel all the same",
+        ),
+        (
+            Bug::LevelUnasked,
+            "level-unasked",
+            "the coordinator raises a volume's level while a node is away that may have an older program",
+        ),
+        (
+            Bug::LevelOfAnyone,
+            "level-of-anyone",
+            "a volume has the level of its newest node, not of its oldest",
+        ),
+        (
+            Bug::LevelIgnored,
+            "level-ignored",
+            "the head puts into the stream what not all nodes of the volume understand",
         ),
     ];
 

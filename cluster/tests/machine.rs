@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use base::random::Random;
-use base::{Epoch, Nanos, NodeId, StreamSeq};
+use base::{Epoch, Level, Nanos, NodeId, StreamSeq};
 use cluster::coordinator::machine::{Action, Event, Machine, Patience, Speaker, VolumeSpec};
 use cluster::coordinator::message::Choice;
 use cluster::coordinator::store::{Image, Seat};
@@ -796,4 +796,89 @@ fn a_state_file_with_any_bit_flipped_is_refused() {
     for len in 0..bytes.len() {
         assert!(Image::decode(&bytes[..len]).is_err(), "cut to {len}");
     }
+}
+
+const OLD: Level = Level::FIRST;
+const NEW: Level = Level::SNAPSHOTS;
+
+/// A node comes whose program understands so much.
+fn comes(world: &mut World, node: u32, incarnation: u64, level: Level) -> Result<(), String> {
+    let state = if incarnation == 1 { DataState::Fresh } else { INTACT(world.chain().0) };
+    let registration = Registration { level, ..registration(node, incarnation, 0, state) };
+    world.step(Event::Register(registration))
+}
+
+#[test]
+fn what_is_new_waits_for_the_last_node() {
+    let mut world = World::new(spec(3, &[1, 2, 3]));
+    for node in 1..=3 {
+        comes(&mut world, node, 1, OLD).unwrap();
+    }
+    // One after the other is updated, the head first.
+    for node in 1..=3 {
+        assert_eq!(world.view().level, OLD, "node {node} is still to come");
+        comes(&mut world, node, 2, NEW).unwrap();
+        world.pass(200, &[(1, 2), (2, 1 + u64::from(node > 1)), (3, 1 + u64::from(node > 2))]);
+    }
+    assert_eq!(world.view().level, NEW);
+    assert_eq!(world.pushed[&NodeId(2)].level, NEW, "all are told");
+    // It stays so, whatever is started.
+    world.restart();
+    assert_eq!(world.view().level, NEW);
+    let refused = comes(&mut world, 3, 3, OLD).unwrap_err();
+    assert!(refused.contains("level 1") && refused.contains("update the node"), "{refused}");
+    comes(&mut world, 3, 3, NEW).unwrap();
+}
+
+#[test]
+fn a_node_that_is_away_may_have_an_old_program() {
+    let mut world = World::new(spec(3, &[1, 2, 3]));
+    for node in 1..=3 {
+        comes(&mut world, node, 1, OLD).unwrap();
+    }
+    // The third is lost, and with it what the coordinator had heard of it.
+    world.step(Event::Disconnected(by(3, 1))).unwrap();
+    world.pass(3000, &[(1, 1), (2, 1)]);
+    assert_eq!(world.chain().1, [1, 2]);
+    world.restart();
+    for node in [1, 2] {
+        comes(&mut world, node, 2, NEW).unwrap();
+        world.pass(100, &[(1, 2), (2, 2)]);
+    }
+    world.pass(60_000, &[(1, 2), (2, 2)]);
+    assert_eq!(world.view().level, OLD, "it may come back");
+    world.pass(600_000, &[(1, 2), (2, 2)]);
+    assert_eq!(world.view().level, NEW, "it is waited for no longer");
+    assert!(comes(&mut world, 3, 2, OLD).is_err());
+}
+
+/// What one that was lost had is remembered as long as it may come back, and no longer.
+#[test]
+fn a_spare_that_is_gone_holds_nobody_back() {
+    let mut world = World::new(spec(2, &[1, 2, 3]));
+    for (node, level) in [(1, NEW), (3, OLD), (2, NEW)] {
+        comes(&mut world, node, 1, level).unwrap();
+    }
+    world.step(Event::Disconnected(by(3, 1))).unwrap();
+    world.pass(3000, &[(1, 1), (2, 1)]);
+    let epoch = world.view().epoch;
+    world.step(Event::CaughtUp(by(2, 1), seat(2, 1), epoch)).unwrap();
+    world.pass(60_000, &[(1, 1), (2, 1)]);
+    assert_eq!(world.chain().1, [1, 2]);
+    assert_eq!(world.view().level, OLD);
+    world.pass(600_000, &[(1, 1), (2, 1)]);
+    assert_eq!(world.view().level, NEW);
+}
+
+/// What goes wrong without it is missed.
+#[cfg(feature = "planted")]
+#[test]
+#[ignore = "alone: the variant is one for the whole process"]
+fn levels_that_are_not_agreed_on_are_missed() {
+    use base::planted::{Bug, missed};
+    let tests: [(Bug, fn()); 2] = [
+        (Bug::LevelUnasked, a_node_that_is_away_may_have_an_old_program),
+        (Bug::LevelOfAnyone, what_is_new_waits_for_the_last_node),
+    ];
+    assert_eq!(missed(&tests), []);
 }

@@ -1,7 +1,7 @@
 //! Every message packs and unpacks; whatever else arrives is refused without a panic.
 
 use base::random::Random;
-use base::{Epoch, NodeId, StreamSeq};
+use base::{Epoch, Level, NodeId, StreamSeq};
 use cluster::coordinator::message::{Choice, Copies, Copy, Message, PROTOCOL};
 use cluster::coordinator::store::{Chain, Image, Seat};
 use cluster::coordinator::{DataState, Member, Registration, View};
@@ -40,6 +40,7 @@ fn view(random: &mut Random) -> View {
         epoch: Epoch(random.next_u64() as u32),
         replicas: random.below(9) as u16,
         min_replicas: random.below(9) as u16,
+        level: Level(1 + random.below(9) as u16),
         incarnations: chain.iter().map(|_| random.next_u64()).collect(),
         chain,
         syncing: nodes(random, 100),
@@ -64,6 +65,7 @@ fn message(random: &mut Random) -> Message {
                 tcp: m.tcp,
                 run_dir: m.run_dir,
                 info: m.info,
+                level: Level(1 + random.below(9) as u16),
                 ..Registration::default()
             };
             Message::Register {
@@ -115,7 +117,10 @@ fn message(random: &mut Random) -> Message {
 fn the_protocol_before_this_one_is_spoken() {
     for seed in 0..300 {
         let mut random = Random::new(seed);
-        let view = View { min_replicas: 0, ..view(&mut random) };
+        let view = View { level: Level::FIRST, ..view(&mut random) };
+        let (kind, body) = Message::View(view.clone()).encode_for(2);
+        assert_eq!((kind, Message::decode(kind, &body)), (17, Ok(Message::View(view.clone()))));
+        let view = View { min_replicas: 0, ..view };
         let (kind, body) = Message::View(view.clone()).encode_for(1);
         assert_eq!((kind, Message::decode(kind, &body)), (6, Ok(Message::View(view))));
     }
@@ -125,6 +130,7 @@ fn the_protocol_before_this_one_is_spoken() {
         incarnation: 3,
         before: vec![1, 2],
         region: 7,
+        level: Level(5),
         ..Registration::default()
     };
     let register = |protocol| {
@@ -135,8 +141,18 @@ fn the_protocol_before_this_one_is_spoken() {
     let Ok(Message::Register { protocol: 1, registration: old, .. }) = register(1) else {
         panic!("{:?}", register(1));
     };
-    assert_eq!(old, Registration { before: Vec::new(), region: 0, ..registration.clone() });
-    assert!(register(2).is_ok_and(|m| matches!(m, Message::Register { protocol: 2, .. })));
+    assert_eq!(
+        old,
+        Registration { before: Vec::new(), region: 0, level: Level::FIRST, ..registration.clone() }
+    );
+    let Ok(Message::Register { protocol: 2, registration: old, .. }) = register(2) else {
+        panic!("{:?}", register(2));
+    };
+    assert_eq!(old, Registration { level: Level::FIRST, ..registration.clone() });
+    let Ok(Message::Register { protocol: 3, registration: same, .. }) = register(3) else {
+        panic!("{:?}", register(3));
+    };
+    assert_eq!(same, registration);
     let newer = register(PROTOCOL + 1).unwrap_err().to_string();
     assert!(newer.contains("update the coordinator first"), "{newer}");
 }
@@ -268,8 +284,9 @@ fn images_round_trip() {
         for volume in 0..random.below(5) {
             let count = random.below(4) as u32;
             let seats = (1..=count).map(|n| Seat { node: NodeId(n), incarnation: seed }).collect();
+            let level = Level(1 + random.below(2) as u16);
             let epoch = Epoch(if count == 0 { 0 } else { 1 + random.below(99) as u32 });
-            image.volumes.insert(format!("v{volume}"), Chain { epoch, seats });
+            image.volumes.insert(format!("v{volume}"), Chain { epoch, level, seats });
         }
         assert_eq!(Image::decode(&image.encode()), Ok(image), "seed {seed}");
     }

@@ -410,6 +410,7 @@ fn show_view(view: &View) -> Value {
         "epoch": view.epoch.0,
         "replicas": view.replicas,
         "min_replicas": view.min_replicas,
+        "level": view.level.0,
         "chain": numbers(&view.chain),
         "syncing": numbers(&view.syncing),
         "members": view.members.iter().map(|m| json!({

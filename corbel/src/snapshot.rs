@@ -138,7 +138,10 @@ fn failed(what: impl std::fmt::Display, error: Errno) -> Failure {
         Errno::NOENT => {
             "corbel snapshot list has the names; paths are those of the volume: / is its root"
         }
-        Errno::OPNOTSUPP => "only volumes have snapshots, not the back ends dir: and null:",
+        Errno::OPNOTSUPP => {
+            "only volumes have snapshots, not the back ends dir: and null: (and while a volume's nodes are being updated they wait for \
+             the last: level in corbel status --json)"
+        }
         Errno::NOSPC => "make room: corbel snapshot list has what each takes",
         Errno::BUSY => {
             "who may come to the directory has just changed, and is being noted in all that is below: try again in a moment"

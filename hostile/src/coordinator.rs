@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use base::{Epoch, NodeId, StreamSeq};
+use base::{Epoch, Level, NodeId, StreamSeq};
 use cluster::coordinator::machine::{Action, Event, Machine, Patience, Speaker, VolumeSpec};
 use cluster::coordinator::message::Choice;
 use cluster::coordinator::store::{Image, Seat};
@@ -44,6 +44,7 @@ fn registration(input: &mut Input<'_>) -> Registration {
         tcp: None,
         run_dir: "/run".into(),
         info: String::new(),
+        level: Level(1 + u16::from(input.flag())),
         ..Registration::default()
     }
 }

@@ -61,7 +61,7 @@ use std::sync::Arc;
 use base::planted::{Bug, planted};
 use base::random::Random;
 use base::wire::Corrupt;
-use base::{ClientId, Epoch, Nanos, NodeId, Sequence, StreamSeq};
+use base::{ClientId, Epoch, Level, Nanos, NodeId, Sequence, StreamSeq};
 use cluster::transport::Class;
 use storage::format::chunk::ChunkHeader;
 use storage::format::entry::{self, Header, Op, entry_bytes};
@@ -457,6 +457,7 @@ impl Node {
                 self.view.wanted = replicas;
                 self.needs(members)?;
             }
+            Event::Level(level) => self.view.level = level,
             Event::ServesUntil(until) => self.serves_until(until),
             Event::Fenced(fenced) => self.fence(fenced)?,
             Event::Attach { token, pid, start_time, uid, gid, groups, lanes } => {
@@ -931,6 +932,7 @@ impl Node {
             chain: self.view.chain.clone(),
             syncing: self.view.syncing.clone(),
             min_replicas: self.view.least,
+            level: self.view.level,
             too_few: self.too_few(),
             stream: self.ring.last(),
             applied: self.member.applied,
@@ -982,6 +984,8 @@ pub struct NodeStatus {
     pub syncing: Vec<NodeId>,
     /// So many members must hold what is acknowledged.
     pub min_replicas: usize,
+    /// What all nodes of the volume understand.
+    pub level: Level,
     /// The chain has fewer: nothing is acknowledged.
     pub too_few: bool,
     pub stream: StreamSeq,

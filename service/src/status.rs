@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use base::Level;
 use cluster::transport::Counters;
 use serde_json::{Value, json};
 
@@ -217,6 +218,8 @@ pub fn json(status: &NodeStatus, net: &Counters, mut own: Own) -> String {
     object["joins"] = status.joins.iter().map(join).collect::<Vec<_>>().into();
     object["unplaced"] = status.unplaced.into();
     object["min_replicas"] = status.min_replicas.into();
+    object["level"] = status.level.0.into();
+    object["newest_level"] = Level::NEWEST.0.into();
     object["too_few_replicas"] = status.too_few.into();
     object["counters"]["locks"] = c.locks.into();
     object["counters"]["snapshot_bytes"] = c.snapshot_bytes.into();

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use base::random::Random;
-use base::{Epoch, Nanos, NodeId, StreamSeq};
+use base::{Epoch, Level, Nanos, NodeId, StreamSeq};
 use cluster::coordinator::message::BEFORE_MAX;
 use service::core::limits::Limits;
 use service::core::ring::RING_BYTES_MIN;
@@ -154,6 +154,8 @@ pub struct Host {
     pub processes: Vec<u64>,
     /// Before that nicfs has its region, and is not ready.
     pub opens_at: Nanos,
+    /// What its program understands.
+    pub level: Level,
     /// A view has arrived since the start.
     pub has_view: bool,
     /// When `Tick` is due.
@@ -332,6 +334,7 @@ impl Host {
             noted: None,
             processes: Vec::new(),
             opens_at: 0,
+            level: Level::NEWEST,
             has_view: false,
             next_tick: 0,
             next_run: Nanos::MAX,

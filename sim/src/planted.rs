@@ -87,6 +87,8 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (478..480, "service/tests/node/snapshots.rs"),
     (481..483, "storage/tests/snapshots.rs"),
     (483..484, "service/tests/node/snapshots.rs"),
+    (495..497, "cluster/tests/machine.rs"),
+    (497..498, "service/tests/node/snapshots.rs"),
 ];
 /// Variants of threads that share a file.
 const SHARED: std::ops::Range<u16> = 360..380;

@@ -3,11 +3,11 @@
 //!
 //! ```text
 //! kind  message     from    fields
-//!    1  register    node    u16 protocol (1 or 2), u128 cluster, string volume, u32 node, u64 incarnation,
+//!    1  register    node    u16 protocol (1 to 3), u128 cluster, string volume, u32 node, u64 incarnation,
 //!                           u64 stream position, u8 state (0 fresh, 1 intact), u32 epoch (0 if fresh),
 //!                           string tcp ("" or address:port), string run dir, string info; from protocol 2 on
 //!                           list u64 of incarnations before it, u128 volume of the region, u8 opening (1: it is not
-//!                           ready yet, and is about to be)
+//!                           ready yet, and is about to be); from protocol 3 on u16 level (base::level)
 //!    2  welcome     coord   u32 heartbeat ms, u32 failure timeout ms
 //!    3  refused     coord   string why; the connection is closed
 //!    4  heartbeat   node    u64 number, u64 stream position
@@ -31,6 +31,7 @@
 //!   16  choose      anyone  u128 cluster, string volume, u32 node, u64 incarnation, u32 epoch,
 //!                           u64 stream position: go on with this copy alone, as it was shown
 //!   17  view        coord   the fields of 6, u16 replicas that must hold what is acknowledged; to who speaks protocol 2
+//!   20  view        coord   the fields of 17, u16 level of the volume; to who speaks protocol 3
 //!   18  ask         anyone  u128 cluster, u16 protocol: all views, please
 //!   19  opened      node    u64 stream position, string info: it is ready (after a registration with `opening`)
 //! ```
@@ -40,7 +41,7 @@
 use std::net::SocketAddr;
 
 use base::wire::{Corrupt, Reader, Writer};
-use base::{Epoch, NodeId, StreamSeq};
+use base::{Epoch, Level, NodeId, StreamSeq};
 
 /// Longest body of a coordinator message.
 pub const MESSAGE_MAX: usize = 256 << 10;
@@ -55,7 +56,7 @@ pub const INFO_MAX: usize = 1024;
 /// Longest text of a refusal.
 pub const TEXT_MAX: usize = 1024;
 /// What this program speaks.
-pub const PROTOCOL: u16 = 2;
+pub const PROTOCOL: u16 = 3;
 /// The oldest that it understands.
 pub const PROTOCOL_OLDEST: u16 = 1;
 /// Processes of which a region says that they had it, at most.
@@ -146,6 +147,8 @@ pub struct Registration {
     pub region: u128,
     /// The process has its region, and is not ready to serve yet.
     pub opening: bool,
+    /// What its program understands.
+    pub level: Level,
 }
 
 /// A registered node as others see it.
@@ -178,6 +181,8 @@ pub struct View {
     pub replicas: u16,
     /// So many members must hold what is acknowledged; 0 if the coordinator is too old to say so.
     pub min_replicas: u16,
+    /// What all nodes of the volume understand.
+    pub level: Level,
     /// Head first.
     pub chain: Vec<NodeId>,
     /// Of each member of the chain, the process that is one. A node that has restarted still finds
@@ -212,6 +217,7 @@ impl View {
             epoch,
             replicas,
             min_replicas,
+            level,
             chain,
             incarnations,
             syncing,
@@ -219,7 +225,8 @@ impl View {
             lapse_ms: _,
         } = self;
         (volume, epoch) == (&other.volume, &other.epoch)
-            && (replicas, min_replicas) == (&other.replicas, &other.min_replicas)
+            && (replicas, min_replicas, level)
+                == (&other.replicas, &other.min_replicas, &other.level)
             && (chain, incarnations, syncing) == (&other.chain, &other.incarnations, &other.syncing)
             && *members == other.members
     }
@@ -270,7 +277,7 @@ pub enum Message {
         /// Of the heartbeat.
         number: u64,
     },
-    /// 17, or 6
+    /// 20, 17 or 6
     View(View),
     /// 7
     CaughtUp {
@@ -421,6 +428,9 @@ impl Registration {
             }
             w.u128(self.region).u8(u8::from(self.opening));
         }
+        if protocol >= 3 {
+            w.u16(self.level.0);
+        }
     }
 
     fn take(protocol: u16, r: &mut Reader<'_>) -> Result<Self, Corrupt> {
@@ -449,7 +459,17 @@ impl Registration {
             this.before = (0..count).map(|_| r.u64()).collect::<Result<_, _>>()?;
             (this.region, this.opening) = (r.u128()?, r.flag()?);
         }
+        if protocol >= 3 {
+            this.level = take_level(r)?;
+        }
         Ok(this)
+    }
+}
+
+fn take_level(r: &mut Reader<'_>) -> Result<Level, Corrupt> {
+    match r.u16()? {
+        0 => Err(r.corrupt("has level 0, which is none")),
+        level => Ok(Level(level)),
     }
 }
 
@@ -545,6 +565,9 @@ impl View {
         if protocol >= 2 {
             w.u16(self.min_replicas);
         }
+        if protocol >= 3 {
+            w.u16(self.level.0);
+        }
     }
 
     fn take(protocol: u16, r: &mut Reader<'_>) -> Result<Self, Corrupt> {
@@ -569,11 +592,13 @@ impl View {
         }
         let lapse_ms = r.u32()?;
         let min_replicas = if protocol >= 2 { r.u16()? } else { 0 };
+        let level = if protocol >= 3 { take_level(r)? } else { Level::FIRST };
         Ok(Self {
             volume,
             epoch,
             replicas,
             min_replicas,
+            level,
             chain,
             incarnations,
             syncing,
@@ -622,7 +647,11 @@ impl Message {
             }
             Self::View(view) => {
                 view.put(protocol, w);
-                if protocol >= 2 { 17 } else { 6 }
+                match protocol {
+                    ..2 => 6,
+                    2 => 17,
+                    _ => 20,
+                }
             }
             Self::CaughtUp { node, epoch, incarnation } => {
                 w.u32(node.0).u32(epoch.0).u64(*incarnation);
@@ -713,6 +742,7 @@ impl Message {
                 Self::Choose { cluster, volume, choice }
             }
             17 => Self::View(View::take(2, r)?),
+            20 => Self::View(View::take(3, r)?),
             19 => Self::Opened { position: StreamSeq(r.u64()?), info: take_text(r, INFO_MAX)? },
             18 => match (r.u128()?, r.u16()?) {
                 (_, 0 | 1) => return Err(r.corrupt("asks in a protocol that has other words")),

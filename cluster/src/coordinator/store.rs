@@ -3,7 +3,7 @@
 //! ```text
 //! offset  size  field
 //!      0     4  magic       "CBCS"
-//!      4     4  version     1
+//!      4     4  version     1, or 2 as soon as a volume has a level above the first
 //!      8     4  checksum    CRC32C of all bytes from 12 on
 //!     12     4  length      of the whole file
 //!     16    16  cluster     identity
@@ -11,6 +11,7 @@
 //!     40     2  volumes     count; each:
 //!               string      name (u16 length, bytes)
 //!               u32         epoch
+//!               u16         level of the volume (base::level), from version 2 on
 //!               u16         members of the chain, head first; each u32 node, u64 incarnation
 //! ```
 //!
@@ -23,12 +24,14 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
 use base::wire::{Corrupt, Reader, Writer};
-use base::{Epoch, NodeId, crc32c};
+use base::{Epoch, Level, NodeId, crc32c};
 
 use super::message::{NODES_MAX, valid_name};
 
 const MAGIC: u32 = u32::from_le_bytes(*b"CBCS");
-const VERSION: u32 = 1;
+/// What any program reads; a newer one is written only when all nodes have been updated.
+const OLDEST: u32 = 1;
+const VERSION: u32 = 2;
 const NAME: &str = "coordinator state";
 const LENGTH_MAX: u64 = 1 << 20;
 const VOLUMES_MAX: usize = 64;
@@ -48,6 +51,8 @@ pub struct Seat {
 pub struct Chain {
     /// 0 before the first.
     pub epoch: Epoch,
+    /// What all nodes understand; never falls.
+    pub level: Level,
     /// Head first.
     pub seats: Vec<Seat>,
 }
@@ -68,11 +73,17 @@ impl Image {
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let w = &mut Writer(&mut bytes);
-        w.u32(MAGIC).u32(VERSION).u32(0).u32(0).u128(self.cluster).u64(self.generation);
+        let first = self.volumes.values().all(|chain| chain.level <= Level::FIRST);
+        let version = if first { OLDEST } else { VERSION };
+        w.u32(MAGIC).u32(version).u32(0).u32(0).u128(self.cluster).u64(self.generation);
         w.u16(self.volumes.len() as u16);
         for (name, chain) in &self.volumes {
             w.u16(name.len() as u16).bytes(name.as_bytes());
-            w.u32(chain.epoch.0).u16(chain.seats.len() as u16);
+            w.u32(chain.epoch.0);
+            if version > OLDEST {
+                w.u16(chain.level.0);
+            }
+            w.u16(chain.seats.len() as u16);
             for seat in &chain.seats {
                 w.u32(seat.node.0).u64(seat.incarnation);
             }
@@ -98,7 +109,7 @@ impl Image {
                 "is of a newer version than this program, and not damaged: update the coordinator",
             ));
         }
-        if version != VERSION {
+        if !(OLDEST..=VERSION).contains(&version) {
             return Err(r.corrupt("has an unknown version"));
         }
         let (crc, length) = (r.u32()?, r.u32()?);
@@ -117,7 +128,7 @@ impl Image {
         for _ in 0..count {
             let len = usize::from(r.u16()?);
             let name = String::from_utf8_lossy(r.bytes(len)?).into_owned();
-            let chain = Chain::take(r)?;
+            let chain = Chain::take(version, r)?;
             if volumes.last_key_value().is_some_and(|(last, _)| *last >= name) {
                 return Err(r.corrupt("has volumes out of order, or one twice"));
             }
@@ -132,8 +143,12 @@ impl Image {
 }
 
 impl Chain {
-    fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+    fn take(version: u32, r: &mut Reader<'_>) -> Result<Self, Corrupt> {
         let epoch = Epoch(r.u32()?);
+        let level = if version > OLDEST { Level(r.u16()?) } else { Level::FIRST };
+        if level < Level::FIRST {
+            return Err(r.corrupt("has a volume of level 0, which is none"));
+        }
         let count = usize::from(r.u16()?);
         if count > NODES_MAX || (count == 0) != (epoch.0 == 0) {
             return Err(r.corrupt("has a chain of impossible length"));
@@ -146,7 +161,7 @@ impl Chain {
             }
             seats.push(seat);
         }
-        Ok(Self { epoch, seats })
+        Ok(Self { epoch, level, seats })
     }
 }
 

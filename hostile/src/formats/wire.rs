@@ -1,7 +1,7 @@
 //! What comes over sockets, and what the coordinator keeps of it.
 
 use base::wire::Reader;
-use base::{ClientId, Epoch, Errno, InodeId, NodeId, Sequence, StreamSeq};
+use base::{ClientId, Epoch, Errno, InodeId, Level, NodeId, Sequence, StreamSeq};
 use cluster::Class;
 use cluster::coordinator::message::{Choice, Copies, Copy};
 use cluster::coordinator::store::{Chain, Image, Seat};
@@ -261,6 +261,7 @@ fn coordinator_messages() -> Vec<Vec<u8>> {
         epoch,
         replicas: 2,
         min_replicas: 2,
+        level: Level::SNAPSHOTS,
         incarnations: vec![5],
         chain: vec![node],
         syncing: vec![NodeId(4)],
@@ -280,7 +281,8 @@ fn coordinator_messages() -> Vec<Vec<u8>> {
     let none = Copy { state: DataState::Fresh, seated: true, ..copy.clone() };
     let copies = Copies { epoch, lives: false, copies: vec![copy, none] };
     let all = [
-        Message::Register { protocol: 2, cluster: 7, registration: fresh },
+        Message::Register { protocol: 2, cluster: 7, registration: fresh.clone() },
+        Message::Register { protocol: 3, cluster: 7, registration: fresh },
         Message::Register { protocol: 2, cluster: 7, registration },
         Message::Welcome { heartbeat_ms: 100, failure_timeout_ms: 500 },
         Message::Refused("no".into()),
@@ -304,19 +306,23 @@ fn coordinator_messages() -> Vec<Vec<u8>> {
             choice: Choice { node, incarnation: 5, epoch, position },
         },
     ];
-    // The version before has a view of its own.
-    let old = Message::View(view).encode_for(1);
-    std::iter::once(old).chain(all.iter().map(Message::encode)).map(joined).collect()
+    // The versions before have views of their own.
+    let old = [1, 2].map(|protocol| Message::View(view.clone()).encode_for(protocol));
+    old.into_iter().chain(all.iter().map(Message::encode)).map(joined).collect()
 }
 
 fn images() -> Vec<Vec<u8>> {
     let mut image = Image { cluster: 5, generation: 6, ..Image::default() };
     let seat = |node| Seat { node: NodeId(node), incarnation: 8 };
-    let chain = Chain { epoch: Epoch(2), seats: vec![seat(1), seat(2)] };
+    let chain = Chain { epoch: Epoch(2), level: Level::FIRST, seats: vec![seat(1), seat(2)] };
     let empty = image.encode();
     image.volumes.insert("data".into(), chain);
     image.volumes.insert("fresh".into(), Chain::default());
-    vec![empty, image.encode()]
+    let first = image.encode();
+    if let Some(chain) = image.volumes.get_mut("data") {
+        chain.level = Level::SNAPSHOTS;
+    }
+    vec![empty, first, image.encode()]
 }
 
 fn packets() -> Vec<Vec<u8>> {

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use base::{ClientId, Epoch, Errno, Nanos, NodeId, StreamSeq};
+use base::{ClientId, Epoch, Errno, Level, Nanos, NodeId, StreamSeq};
 use cluster::transport::Class;
 use storage::format::item::ReadClass;
 use storage::volume::CopyItem;
@@ -66,6 +66,9 @@ pub enum Event {
         /// Members that the chain has when nobody is away.
         replicas: usize,
     },
+    /// What all nodes of the volume understand (the coordinator's word, too): no more is taken. What this program
+    /// understands before it is told.
+    Level(Level),
     /// Leases of this node's clients hold until this time of the clients' clock (CLOCK_MONOTONIC),
     /// unless it is told again; later than what was said before, or 0.
     ServesUntil(Nanos),

@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 
 use base::planted::{Bug, planted};
-use base::{ClientId, Epoch, Nanos, NodeId, StreamSeq};
+use base::{ClientId, Epoch, Level, Nanos, NodeId, StreamSeq};
 
 use super::head::{Head, NUMBERS_END};
 use super::join::Join;
@@ -39,6 +39,8 @@ pub(super) struct View {
     pub syncing: Vec<NodeId>,
     /// So many members must hold what is acknowledged.
     pub least: usize,
+    /// What all nodes of the volume understand.
+    pub level: Level,
     /// So many the chain has when it is whole.
     pub wanted: usize,
     /// Until then leases of lost nodes may stand, which only their head knew: so it is for whoever is head now.
@@ -58,6 +60,7 @@ impl Default for View {
             chain: Vec::new(),
             syncing: Vec::new(),
             least: 1,
+            level: Level::NEWEST,
             wanted: 1,
             grants_from: 0,
             seen: BTreeSet::new(),

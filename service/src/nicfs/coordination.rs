@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use base::{Epoch, StreamSeq};
+use base::{Epoch, Level, StreamSeq};
 use cluster::coordinator::client::{Client, ClientConfig};
 use cluster::coordinator::{CoordEvent, DataState, Registration, View};
 use cluster::net::Net;
@@ -56,6 +56,7 @@ pub(super) fn register(
         before,
         region: uuid.map_or(0, u128::from_be_bytes),
         opening: true,
+        level: Level::NEWEST,
     };
     // Longer than nicfs waits for hostd.
     let patience = match config.durability {
@@ -154,6 +155,7 @@ impl<N: Transport> Driver<N> {
         let lapse = u64::from(view.lapse_ms) * 1_000_000;
         let (members, replicas) = (view.min_replicas.into(), view.replicas.into());
         self.deliver(Event::Needs { members, replicas });
+        self.deliver(Event::Level(view.level));
         self.deliver(Event::View { epoch: view.epoch, chain, syncing, lapse });
         self.progress(self.node.position());
         Ok(())

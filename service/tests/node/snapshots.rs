@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use base::random::Random;
 use base::wire::Reader;
-use base::{Errno, InodeId, NodeId};
+use base::{Errno, InodeId, Level, NodeId};
+use service::core::Event;
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::Op;
 use storage::format::lock::{Lock, LockSpace};
@@ -620,13 +621,38 @@ fn what_was_made_for_a_join_goes_with_it() {
     assert!(what.is_empty(), "{what:?}");
 }
 
+/// While a node of the volume has an older program, nothing comes into the stream that it could not follow.
+#[test]
+fn there_are_none_before_all_nodes_understand_them() {
+    let mut rig = Rig::new(3, 1);
+    let mut hand = rig.attach(0, 0);
+    assert_eq!(outcome(&mut hand, &mut rig, &snapshot(b"of-before")), 0);
+    let source = hand.create(&mut rig, b"file", 0o100_644);
+    hand.sync(&mut rig);
+    let level = |rig: &mut Rig, level| (0..3).for_each(|n| rig.event(n, Event::Level(level)));
+    level(&mut rig, Level::FIRST);
+    let unsupported = u64::from(Errno::OPNOTSUPP.0);
+    assert_eq!(outcome(&mut hand, &mut rig, &snapshot(b"too-soon")), unsupported);
+    assert_eq!(outcome(&mut hand, &mut rig, &drop_snapshot(b"of-before")), unsupported);
+    let then = within(&rig, b"of-before", InodeId::ROOT);
+    assert_eq!(outcome(&mut hand, &mut rig, &clone(source, then, 0, 5)), unsupported);
+    let data = b"others go on";
+    let write = Op::Write { ino: source, offset: 0, data, clear_setid: false };
+    assert_eq!(outcome(&mut hand, &mut rig, &write), 0);
+    assert_eq!(list(&hand, &mut rig).len(), 1, "what is there can be seen");
+    level(&mut rig, Level::SNAPSHOTS);
+    assert_eq!(outcome(&mut hand, &mut rig, &snapshot(b"now")), 0);
+    assert_eq!(list(&hand, &mut rig).len(), 2);
+}
+
 /// What goes wrong without it is missed.
 #[cfg(feature = "planted")]
 #[test]
 #[ignore = "alone: the variant is one for the whole process"]
 fn what_snapshots_need_is_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 8] = [
+    let tests: [(Bug, fn()); 9] = [
+        (Bug::LevelIgnored, there_are_none_before_all_nodes_understand_them),
         (Bug::DifferencesForAll, the_super_user_is_told_what_is_otherwise),
         (Bug::SnapshotCloneUnjudged, what_a_snapshot_has_is_cloned_by_who_might_read_it),
         (Bug::SnapshotAccountsOld, a_new_member_knows_the_limits),

@@ -93,6 +93,7 @@ impl World<'_> {
                     before: host.before(),
                     region: 0,
                     opening: self.now < host.opens_at,
+                    level: host.level,
                 };
                 let before = self.keeps_place(n, &registration);
                 let heard = self.coordinate(CoEvent::Register(registration));
@@ -207,6 +208,7 @@ impl World<'_> {
             n,
             Event::Needs { members: view.min_replicas.into(), replicas: view.replicas.into() },
         )?;
+        self.deliver(n, Event::Level(view.level))?;
         self.deliver(n, Event::View { epoch, chain, syncing, lapse })?;
         self.update_links();
         Ok(())

@@ -1,7 +1,7 @@
 //! What an operation is, said once: which inodes it touches, what it makes, what loses a name. Who judges leases, notes what has
 //! changed, leaves out what a chunk undoes, or looks for room, asks here, so that a new operation is classified at one place.
 
-use base::InodeId;
+use base::{InodeId, Level};
 
 use super::entry::Op;
 
@@ -38,6 +38,15 @@ impl Facts {
 }
 
 impl Op<'_> {
+    /// What a node must understand to follow it.
+    pub fn level(&self) -> Level {
+        match self {
+            Op::Snapshot { .. } | Op::DropSnapshot { .. } => Level::SNAPSHOTS,
+            Op::CloneRange { source, .. } if source.of_snapshot().is_some() => Level::SNAPSHOTS,
+            _ => Level::FIRST,
+        }
+    }
+
     /// What it is, whatever it is done with.
     pub fn facts(&self) -> Facts {
         let of = |ino| Facts { inodes: [Some(ino), None], ..Facts::default() };

@@ -11,6 +11,10 @@ use crate::coordinator::message::{
 };
 use crate::coordinator::store::{Chain, Seat};
 
+/// While the chain is shorter than wanted, a node that this coordinator has not heard of since it began may still come back, and
+/// may have an older program. After this long it is waited for no more: it is to be updated before it comes.
+const MAY_RETURN: Nanos = 600_000_000_000;
+
 /// A node that has registered.
 #[derive(Debug)]
 struct Node {
@@ -110,6 +114,7 @@ impl Volume {
             epoch: self.chain.epoch,
             replicas: self.spec.replicas,
             min_replicas: self.spec.least(),
+            level: self.chain.level,
             chain: self.chain.seats.iter().map(|s| s.node).collect(),
             incarnations: self.chain.seats.iter().map(|s| s.incarnation).collect(),
             syncing: self.syncing.clone(),
@@ -216,6 +221,13 @@ impl Volume {
             return Err(format!(
                 "node {node}: a newer process (incarnation {}) has registered; stop one of the two",
                 old.registration.incarnation
+            ));
+        }
+        if new.level < self.chain.level {
+            return Err(format!(
+                "node {node}: its program understands level {}, and volume \"{}\" has level {}: what that has may be in use; \
+                 update the node's program",
+                new.level, self.spec.name, self.chain.level
             ));
         }
         self.is_no_double(new, now)?;
@@ -549,6 +561,7 @@ impl Volume {
         }
         self.forced = false;
         self.choose_syncing(now);
+        self.raise_level(now);
         let fewer = self.chain.seats.len() < self.kept.seats.len();
         let changed = self.kept != self.chain && !(fewer && planted(Bug::CoordinatorForgets));
         if changed {
@@ -556,6 +569,27 @@ impl Volume {
             self.kept = self.chain.clone();
         }
         changed
+    }
+
+    /// What all nodes understand may be used from now on, if no other is to come back.
+    fn raise_level(&mut self, now: Nanos) {
+        let seats = &self.chain.seats;
+        let known = |seat: &Seat| self.nodes.contains_key(&seat.node);
+        if seats.is_empty() || !seats.iter().all(known) {
+            return;
+        }
+        let wanted = match self.spec.nodes.len() {
+            0 => usize::from(self.spec.replicas),
+            configured => configured.min(usize::from(self.spec.replicas)),
+        };
+        let whole = seats.len() >= wanted;
+        if !whole && now < self.began + MAY_RETURN && !planted(Bug::LevelUnasked) {
+            return;
+        }
+        let may_come = |node: &&Node| node.reachable || now < node.heard + MAY_RETURN;
+        let levels = self.nodes.values().filter(may_come).map(|node| node.registration.level);
+        let all = if planted(Bug::LevelOfAnyone) { levels.max() } else { levels.min() };
+        self.chain.level = self.chain.level.max(all.unwrap_or_default());
     }
 
     /// Members that left may not know it: what they heard last may keep leases alive.

@@ -162,6 +162,9 @@ impl Node {
         let Some(known) = head.known.get(&client) else { return Ok(Taken::Up(draft)) };
         let judged = if header.epoch > self.view.epoch && !planted(Bug::FutureEpochAccepted) {
             Err(base::Errno::STALE)
+        } else if op.level() > self.view.level && !planted(Bug::LevelIgnored) {
+            // A member with an older program could not follow.
+            Err(base::Errno::OPNOTSUPP)
         } else {
             judge(&self.volume, &head.leases, client, known, op)
         };
