@@ -177,10 +177,14 @@ impl World<'_> {
     /// What a chunk says.
     fn hear(&mut self, header: &ChunkHeader, body: &[u8]) -> Result<(), String> {
         let (at, client) = (header.stream_seq, header.client);
-        match self.verdicts.stream.get(&at) {
-            Some(known) if known.epoch >= header.epoch => return Ok(()),
-            Some(_) => self.unsay(at)?,
-            None => {}
+        let newest = self.verdicts.stream.range(..=at).next_back();
+        match newest.map(|(newest, said)| (*newest, said.epoch)) {
+            // A node that was away still has what its head had made beyond the place where the others went on without it (seed 9505445);
+            // epochs only grow.
+            Some((_, epoch)) if epoch > header.epoch => return Ok(()),
+            Some((newest, epoch)) if newest == at && epoch == header.epoch => return Ok(()),
+            Some((newest, _)) if newest == at => self.unsay(at)?,
+            _ => {}
         }
         let before = self.verdicts.stream.values().filter(|said| said.client == client);
         let before = before.map(|said| said.upto).max().unwrap_or(0);
