@@ -148,6 +148,8 @@ pub enum Failure {
     Volume(Fault),
     /// The stream holds what this volume refuses: it is not the same volume any more.
     Diverged(StreamSeq, String),
+    /// The head goes on from that chunk, without what all members had acknowledged up to the other one, and is here.
+    Acknowledged(StreamSeq, StreamSeq),
     /// hostd copies, and cannot be stopped.
     Host(String),
     /// What is written to the region does not stay there.
@@ -163,6 +165,12 @@ impl std::fmt::Display for Failure {
                 f,
                 "chunk {seq} of the stream does not fit this volume ({why}); give up its copy, so \
                  that the node joins anew: `corbel mkfs --force --uuid UUID` with the uuid that the other nodes have"
+            ),
+            Self::Acknowledged(seq, acked) => write!(
+                f,
+                "the head goes on from chunk {seq} of the stream, but all members had acknowledged what comes up to \
+                 chunk {acked}, and this node has it: keep a copy of the region before the node is started again, \
+                 which gives that up, and find out why the head is without it"
             ),
             Self::Medium(why) => write!(
                 f,

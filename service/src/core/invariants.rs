@@ -16,6 +16,10 @@ use super::{Node, NodeConfig};
 impl Node {
     /// Those that cost little; else what is not so.
     pub fn cheap_invariants(&self) -> Result<(), String> {
+        if self.failure.is_some() {
+            // It does nothing any more, wherever it stopped.
+            return Ok(());
+        }
         let (role, has) = (self.role(), self.part.role());
         always!(role == has, "it is {role:?} in its view, and has what goes with {has:?}");
         let (ring, member) = (&self.ring, &self.member);
@@ -59,11 +63,10 @@ impl Node {
 
     /// All of them, of the node and of what it consists of.
     pub fn invariants(&self) -> Result<(), String> {
+        self.cheap_invariants()?;
         if self.failure.is_some() {
-            // It does nothing any more, wherever it stopped.
             return Ok(());
         }
-        self.cheap_invariants()?;
         self.ring.invariants().map_err(|e| format!("stream ring: {e}"))?;
         self.volume.invariants().map_err(|e| format!("volume: {e}"))?;
         self.member.recent.invariants(self.env.config.limits.recent_bytes)?;

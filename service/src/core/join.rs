@@ -61,6 +61,8 @@ pub(super) struct Behind {
 pub(super) struct Incoming {
     /// The snapshot of which pieces have arrived, and the piece that is next.
     begun: Option<(StreamSeq, u32)>,
+    /// The volume was emptied for it, or for one before it that did not come to its end.
+    emptied: bool,
     /// What the volume held before, and before other snapshots that did not come to their end: the newest last.
     kept: Vec<View>,
     /// All of it that files before this one had is let go, or decided.
@@ -81,8 +83,9 @@ impl Node {
         self.member.stash.clear();
         (self.member.dropped, self.member.whole_in) = (None, None);
         // A snapshot that is half here has more to go on from than its half.
-        let kept = self.member.incoming.take().map_or_else(Vec::new, |before| before.kept);
-        self.member.incoming = Some(Incoming { kept, ..Incoming::default() });
+        let before = self.member.incoming.take().unwrap_or_default();
+        let (kept, emptied) = (before.kept, before.emptied);
+        self.member.incoming = Some(Incoming { kept, emptied, ..Incoming::default() });
         let returns = self.may_return();
         let Some(join) = self.part.join_mut() else { return };
         let returning = returns.then_some(0);
@@ -177,6 +180,7 @@ impl Node {
             self.want_snapshot();
             return Ok(());
         }
+        self.keeps_acknowledged(seq)?;
         self.ring.cut(seq)?;
         self.member.recent.cut(seq);
         self.member.replayed = self.member.replayed.min(seq);
@@ -194,6 +198,13 @@ impl Node {
         }
         self.catch_up();
         Ok(())
+    }
+
+    /// The head's stream is about to take the place of what comes behind that chunk here. No chain goes on without what all its members
+    /// had, whoever its head is: what was promised to clients does not go without a word.
+    fn keeps_acknowledged(&self, seq: StreamSeq) -> Result<(), Failure> {
+        let acked = self.member.all_acked;
+        if seq < acked { Err(Failure::Acknowledged(seq, acked)) } else { Ok(()) }
     }
 
     /// Asks for what it has missed, some at a time; when all of that is here it tells so, and is sent all that comes.
@@ -275,11 +286,12 @@ impl Node {
 
     /// It is in the chain: what it asked for since it had everything will not come.
     pub(super) fn end_join(&mut self) -> Result<(), Failure> {
-        match self.member.incoming.take().and_then(|i| i.begun) {
-            None => Ok(()),
-            Some((seq, _)) => {
+        match self.member.incoming.take() {
+            Some(incoming) if incoming.emptied => {
+                let seq = self.ring.last();
                 Err(Failure::Diverged(seq, "it is in the chain with half a snapshot".into()))
             }
+            _ => Ok(()),
         }
     }
 
@@ -405,10 +417,12 @@ impl Node {
             return Err(Failure::Diverged(seq, what.into()));
         }
         incoming.begun = Some((seq, piece + 1));
+        incoming.emptied = true;
         if let Some(join) = self.part.join_mut() {
             join.joining_at = self.env.now;
         }
         if (piece == 0 || headless) && !planted(Bug::JoinKeepsOld) {
+            self.keeps_acknowledged(seq)?;
             self.wipe(seq, image)?;
         }
         Ok(true)

@@ -4,9 +4,10 @@
 use std::sync::Arc;
 
 use base::random::Random;
-use base::{Epoch, NodeId};
+use base::{Epoch, InodeId, NodeId, StreamSeq};
 use service::core::limits::Limits;
-use service::core::{Event, Node};
+use service::core::message::Message;
+use service::core::{Event, Failure, Node};
 use storage::format::control;
 use storage::format::entry::Op;
 use storage::format::lock::{Lock, LockKind, LockSpace};
@@ -329,4 +330,72 @@ fn who_has_everything_keeps_it_when_it_is_to_join_again() {
         assert_eq!(sent(&rig, 0), (1, 0), "joining {syncing:?}");
     }
     comes_in(&mut rig, TWO, 2);
+}
+
+/// Two nodes of which the second knows that both have what comes up to the position that is returned; it has lost its place.
+fn acknowledged(returns: u32) -> (Rig, StreamSeq) {
+    let limits = Limits { returns, ..Limits::SHIPPED };
+    let mut rig = Rig::with(2, 7, config_with(limits));
+    let mut hand = rig.attach(0, 0);
+    for name in [&b"one"[..], b"two", b"three", b"four"] {
+        hand.create(&mut rig, name, 0o100_644);
+        hand.sync(&mut rig);
+    }
+    rig.deliver_all();
+    let acked = rig.nodes[1].acknowledged();
+    assert!(acked.0 > 1, "{acked}");
+    view(&mut rig, 1, 2, &[ONE], &[TWO]);
+    for (_, _, queue) in &mut rig.links {
+        queue.clear();
+    }
+    (rig, acked)
+}
+
+fn says(rig: &mut Rig, n: usize, from: NodeId, epoch: u32, message: Message) {
+    let (kind, body) = message.encode(Epoch(epoch));
+    rig.event(n, Event::Frame { from, kind, body: body.into() });
+}
+
+fn half_a_snapshot(seq: StreamSeq, end: bool) -> Message {
+    let last_inode = InodeId(100);
+    Message::Snapshot { seq, piece: 0, last_inode, end, waits: false, raw: Vec::new() }
+}
+
+/// (Found by plain random input to `hostile::peer`: what a node held to be acknowledged was more than it had.)
+#[test]
+fn a_head_that_goes_on_without_what_all_had_is_not_followed() {
+    let (mut rig, acked) = acknowledged(3);
+    let before = StreamSeq(acked.0 - 1);
+    assert!(rig.nodes[1].status().published <= before, "it could be cut there");
+    says(&mut rig, 1, ONE, 2, Message::Resume { seq: before, last: before });
+    assert_eq!(rig.nodes[1].failure(), Some(&Failure::Acknowledged(before, acked)));
+    assert!(rig.nodes[1].position() >= acked, "it has it still");
+}
+
+#[test]
+fn nor_is_one_whose_snapshot_is_without_it() {
+    let (mut rig, acked) = acknowledged(0);
+    let before = StreamSeq(acked.0 - 1);
+    let names = |rig: &Rig| rig.nodes[1].volume().root().inodes;
+    let had = names(&rig);
+    says(&mut rig, 1, ONE, 2, half_a_snapshot(before, true));
+    assert_eq!(rig.nodes[1].failure(), Some(&Failure::Acknowledged(before, acked)));
+    assert_eq!(names(&rig), had, "nothing was emptied");
+    // One that has it is taken.
+    let (mut rig, acked) = acknowledged(0);
+    says(&mut rig, 1, ONE, 2, half_a_snapshot(acked, true));
+    assert_eq!(rig.nodes[1].failure(), None);
+    assert_eq!(rig.nodes[1].position(), acked);
+}
+
+/// It asks anew when it is connected anew: the volume is empty all the same.
+#[test]
+fn who_has_half_a_snapshot_and_asks_anew_is_no_member() {
+    let (mut rig, acked) = acknowledged(0);
+    says(&mut rig, 1, ONE, 2, half_a_snapshot(acked, false));
+    rig.event(1, Event::PeerUp(ONE));
+    assert_eq!(rig.nodes[1].failure(), None);
+    view(&mut rig, 1, 3, &[ONE, TWO], &[]);
+    let failure = rig.nodes[1].failure().expect("half a volume serves nobody").to_string();
+    assert!(failure.contains("half a snapshot"), "{failure}");
 }
