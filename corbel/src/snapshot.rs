@@ -131,6 +131,10 @@ pub struct Policy {
     pub dry_run: bool,
 }
 
+/// Where none can be made.
+pub const UNSUPPORTED: &str = "only volumes have snapshots, not the back ends dir: and null: (while a volume's nodes are being updated, new ones wait for \
+     the last: corbel status says so)";
+
 fn failed(what: impl std::fmt::Display, error: Errno) -> Failure {
     let remedy = match error {
         Errno::PERM => "only the super-user makes and deletes snapshots",
@@ -138,10 +142,7 @@ fn failed(what: impl std::fmt::Display, error: Errno) -> Failure {
         Errno::NOENT => {
             "corbel snapshot list has the names; paths are those of the volume: / is its root"
         }
-        Errno::OPNOTSUPP => {
-            "only volumes have snapshots, not the back ends dir: and null: (and while a volume's nodes are being updated they wait for \
-             the last: level in corbel status --json)"
-        }
+        Errno::OPNOTSUPP => UNSUPPORTED,
         Errno::NOSPC => "make room: corbel snapshot list has what each takes",
         Errno::BUSY => {
             "who may come to the directory has just changed, and is being noted in all that is below: try again in a moment"

@@ -102,9 +102,11 @@ pub fn line(said: &Value) -> String {
     let number = |key: &str| said[key].as_u64().map_or("?".into(), |n| n.to_string());
     let clients = said["clients"].as_array().map_or(0, Vec::len);
     let waits = if said["too_few_replicas"] == true { ", fsync WAITS" } else { "" };
+    let (level, newest) = (said["level"].as_u64(), said["newest_level"].as_u64());
+    let older = if level < newest { ", waits for older nodes to be updated" } else { "" };
     let joins: String = said["joins"].as_array().into_iter().flatten().map(join_line).collect();
     format!(
-        "{}, epoch {}, chain {}, stream {}, published {}, {clients} clients{waits}{joins}",
+        "{}, epoch {}, chain {}, stream {}, published {}, {clients} clients{waits}{older}{joins}",
         word("role"),
         number("epoch"),
         list("chain"),

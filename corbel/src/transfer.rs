@@ -26,7 +26,7 @@ fn failed(what: impl std::fmt::Display, error: Errno) -> Failure {
         Errno::DQUOT => {
             "raise the quota (corbel quota set), and go on: corbel receive --status says how"
         }
-        Errno::OPNOTSUPP => "only volumes have snapshots, not the back ends dir: and null:",
+        Errno::OPNOTSUPP => crate::snapshot::UNSUPPORTED,
         Errno::INVAL => "the node may be of an older version: update it",
         _ => "corbel status shows how the node is",
     };

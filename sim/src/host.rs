@@ -408,6 +408,10 @@ impl Host {
         self.packing = Packing::new(self.compression, 2, PACKING);
         self.looked = StreamSeq(0);
         self.acknowledged = StreamSeq(u64::MAX);
+        if self.incarnation > 0 {
+            // It is updated while nobody runs it.
+            self.level = Level::NEWEST;
+        }
         self.incarnation += 1;
         self.processes.push(self.incarnation);
         if self.processes.len() > BEFORE_MAX {

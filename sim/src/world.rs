@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use base::random::Random;
-use base::{ClientId, Nanos, NodeId, StreamSeq, crc32c};
+use base::{ClientId, Level, Nanos, NodeId, StreamSeq, crc32c};
 use client::libfs::Limits;
 use cluster::coordinator::machine::{
     Action, Event as CoEvent, Machine, Patience, Speaker, VolumeSpec,
@@ -94,6 +94,8 @@ pub struct Preset {
     pub quota: bool,
     /// One client, which writes its log by hand, makes snapshots and gives them up.
     pub snapshots: bool,
+    /// A node has a program that knows nothing of snapshots, until it is started again.
+    pub updated: Option<usize>,
     /// The volume promises what a disk can.
     pub disk: bool,
     /// Faults are drawn from these, if there are any.
@@ -157,6 +159,7 @@ impl Preset {
             quota: false,
             // Not drawn from the others' numbers.
             snapshots: Random::new(seed ^ 0x54a9).chance(1, 3),
+            updated: None,
             disk: r.chance(1, 4),
             active: 2000 * MS,
             capacity: 0,
@@ -185,6 +188,10 @@ impl Preset {
         // Not drawn from the others' numbers: a majority mostly, or all, or the last one alone.
         let all = preset.nodes as u16;
         preset.min_replicas = [0, 0, 0, 0, 1, all][Random::new(seed ^ 0x1ea5).below(6) as usize];
+        let mut updates = Random::new(seed ^ 0x1e7e1);
+        if updates.chance(1, 3) {
+            preset.updated = Some(updates.below(all.into()) as usize);
+        }
         preset.pace = [50 * US, 2 * MS, 60 * MS][r.below(3) as usize];
         preset.closes = [3, 12, 60][r.below(3) as usize];
         if preset.full {
@@ -201,7 +208,7 @@ impl Preset {
     pub(crate) fn plain(seed: u64) -> Self {
         let mut preset = Self::of(seed);
         preset.make(Flavour::Plain);
-        (preset.joint, preset.snapshots) = (false, false);
+        (preset.joint, preset.snapshots, preset.updated) = (false, false, None);
         (preset.nodes, preset.clients, preset.ops, preset.faults) = (3, 3, 80, 0);
         preset.min_replicas = 0;
         preset.threads = preset.threads.min(2);
@@ -648,6 +655,9 @@ impl<'a> World<'a> {
             (host.keeps_chunks, host.by_hand) = (preset.hears(), preset.by_hand());
             host.joint = preset.shares();
             host.compression = preset.compression.unwrap_or_else(|| draw_compression(seed));
+        }
+        if let Some(host) = preset.updated.and_then(|n| hosts.get_mut(n)) {
+            host.level = Level::FIRST;
         }
         let mut world = Self {
             now: 0,

@@ -6,6 +6,7 @@
 //! - the chain has at least one seat from epoch 1 on, at most `replicas`, and no node twice;
 //! - a seat is added only at epoch 0, by re-forming from the seats before it, or from `syncing`;
 //! - a seat passes to another process of its node only if that has the region of the process before it;
+//! - the level only grows;
 //! - `syncing` and the chain share no node, and together are at most `replicas`, or the chain alone;
 //! - whatever was pushed was persisted by an earlier action.
 

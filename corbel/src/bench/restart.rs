@@ -180,6 +180,18 @@ impl Drop for Build {
     }
 }
 
+/// Waits until each node says that all understand what it does.
+fn updated(world: &World) -> Result<()> {
+    let knows = |node| {
+        let said = world.local.status(node);
+        said.is_ok_and(|said| said["level"].is_u64() && said["level"] == said["newest_level"])
+    };
+    wait_until("all nodes to be told that all are new", Duration::from_secs(10), || {
+        let mut nodes = NODES;
+        Ok(nodes.all(knows).then_some(()))
+    })
+}
+
 /// The bench `upgrade`: by another build's program first, if one is named.
 pub fn upgrade(bench: &Bench<'_>) -> Result<Measured> {
     let mut world = match bench.from {
@@ -213,7 +225,8 @@ pub fn upgrade(bench: &Bench<'_>) -> Result<Measured> {
     let (errors, lost) = writers.finish(&world)?;
     let ran = [database.join().unwrap_or(false), build.finish()];
     let failed = ran.iter().filter(|ran| !**ran).count();
-    // All that is new works when all are.
+    // All that is new works when all are, as soon as all have been told.
+    updated(&world)?;
     world.local.corbel(1, &["snapshot", "create", "upgraded"])?;
     Ok(vec![
         ("errors", errors + failed as f64),

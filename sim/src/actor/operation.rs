@@ -184,7 +184,7 @@ impl World<'_> {
                 self.rename_or_link(plan, &mut work, target)
             }
             Kind::Quota => Some(self.set_quota(plan)),
-            Kind::Snapshot => Some(self.snapshot(c, &mut data)),
+            Kind::Snapshot => self.snapshot(c, &mut data),
             Kind::Project => self.set_project(plan, &mut work, target),
             Kind::SetXattr
             | Kind::RemoveXattr

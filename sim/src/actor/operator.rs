@@ -11,6 +11,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use base::Level;
 use service::core::Role;
 use storage::volume::{Volume, joins};
 
@@ -67,8 +68,11 @@ impl History {
 }
 
 impl World<'_> {
-    /// The entry that makes a snapshot, or gives one up.
-    pub(super) fn snapshot<'a>(&mut self, c: usize, name: &'a mut Vec<u8>) -> Op<'a> {
+    /// The entry that makes a snapshot, or gives one up; none while not all nodes know of them.
+    pub(super) fn snapshot<'a>(&mut self, c: usize, name: &'a mut Vec<u8>) -> Option<Op<'a>> {
+        if !self.all_know(Level::SNAPSHOTS) {
+            return None;
+        }
         let node = self.actors[c].node;
         let volume = self.hosts[node].node.as_ref().map(service::core::Node::volume);
         let all = volume.map_or_else(Vec::new, |volume| volume.snapshots(0, usize::MAX));
@@ -79,13 +83,13 @@ impl World<'_> {
             let which = self.random.below(names.len() as u64) as usize;
             *name = names.swap_remove(which);
             self.history.dropped.insert(name.clone());
-            return Op::DropSnapshot { ino, name };
+            return Some(Op::DropSnapshot { ino, name });
         }
         self.history.made += 1;
         *name = format!("s{}", self.history.made).into_bytes();
         let had = self.known_content(c);
         self.history.had.insert(name.clone(), had);
-        Op::Snapshot { ino, name }
+        Some(Op::Snapshot { ino, name })
     }
 
     /// What files hold that nobody but the client can change now.
@@ -106,6 +110,9 @@ impl World<'_> {
         target: u64,
     ) -> Result<(InodeId, Vec<u8>), String> {
         let nothing = (InodeId::NONE, Vec::new());
+        if !self.all_know(Level::SNAPSHOTS) {
+            return Ok(nothing);
+        }
         let host = &self.hosts[self.actors[c].node];
         let region = Arc::clone(&host.region);
         // (Who joins has a region that is being filled.)

@@ -1,5 +1,7 @@
 //! The coordinator, and the connections to it.
 
+use service::core::Node;
+
 use super::*;
 
 impl World<'_> {
@@ -164,6 +166,16 @@ impl World<'_> {
         verdict.is_ok()
     }
 
+    /// Whether every node that may become the head has been told that all understand so much. (From then on none understands less.)
+    pub(crate) fn all_know(&self, level: Level) -> bool {
+        let view = self.machine.as_ref().and_then(|machine| machine.view(VOLUME));
+        let told = |host: &Host| {
+            let knows = |node: &Node| host.has_view && node.status().level >= level;
+            host.node.as_ref().is_none_or(knows)
+        };
+        view.is_some_and(|view| view.level >= level) && self.hosts.iter().all(told)
+    }
+
     /// The nodes of the chain.
     pub(crate) fn seats(&self) -> Vec<NodeId> {
         let seats = self.image.iter().flat_map(|i| i.volumes.values()).flat_map(|v| &v.seats);
@@ -188,6 +200,14 @@ impl World<'_> {
     }
 
     pub(crate) fn view_arrived(&mut self, n: usize, view: &View) -> Result<(), String> {
+        for host in self.hosts.iter().filter(|host| host.node.is_some()) {
+            if host.level < view.level && view.chain.contains(&host.id) {
+                return Err(format!(
+                    "node {} is told level {}, above its own",
+                    host.id, view.level
+                ));
+            }
+        }
         let host = &mut self.hosts[n];
         let (me, member) = (host.id, view.is_member(host.id, host.incarnation));
         let mut chain = view.chain.clone();

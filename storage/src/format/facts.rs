@@ -38,10 +38,10 @@ impl Facts {
 }
 
 impl Op<'_> {
-    /// What a node must understand to follow it.
+    /// What a node must understand to follow it. (A snapshot that is there is understood by all: it can be given up.)
     pub fn level(&self) -> Level {
         match self {
-            Op::Snapshot { .. } | Op::DropSnapshot { .. } => Level::SNAPSHOTS,
+            Op::Snapshot { .. } => Level::SNAPSHOTS,
             Op::CloneRange { source, .. } if source.of_snapshot().is_some() => Level::SNAPSHOTS,
             _ => Level::FIRST,
         }

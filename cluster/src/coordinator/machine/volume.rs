@@ -578,11 +578,7 @@ impl Volume {
         if seats.is_empty() || !seats.iter().all(known) {
             return;
         }
-        let wanted = match self.spec.nodes.len() {
-            0 => usize::from(self.spec.replicas),
-            configured => configured.min(usize::from(self.spec.replicas)),
-        };
-        let whole = seats.len() >= wanted;
+        let whole = seats.len() >= self.wanted();
         if !whole && now < self.began + MAY_RETURN && !planted(Bug::LevelUnasked) {
             return;
         }
@@ -604,6 +600,14 @@ impl Volume {
         }
     }
 
+    /// Members of a chain that is whole.
+    fn wanted(&self) -> usize {
+        match self.spec.nodes.len() {
+            0 => usize::from(self.spec.replicas),
+            configured => configured.min(usize::from(self.spec.replicas)),
+        }
+    }
+
     /// The first chain: of the configured nodes as soon as as many as wanted are there.
     fn form(&mut self) {
         let there = |id: &NodeId| self.nodes.get(id).is_some_and(Node::is_ready);
@@ -612,12 +616,8 @@ impl Volume {
         } else {
             self.spec.nodes.clone()
         };
-        let wanted = match self.spec.nodes.len() {
-            0 => usize::from(self.spec.replicas),
-            configured => configured.min(usize::from(self.spec.replicas)),
-        };
         order.retain(there);
-        if order.is_empty() || order.len() < wanted && !self.forced {
+        if order.is_empty() || order.len() < self.wanted() && !self.forced {
             return;
         }
         order.truncate(usize::from(self.spec.replicas));
@@ -743,6 +743,7 @@ impl Volume {
         let seats = &self.chain.seats;
         assert_eq!(seats.is_empty(), self.chain.epoch.0 == 0, "a chain has an epoch: {self:?}");
         assert!(self.chain.epoch >= self.told.epoch, "the epoch only grows: {self:?}");
+        assert!(self.chain.level >= self.told.level, "the level only grows: {self:?}");
         for (at, seat) in seats.iter().enumerate() {
             assert!(seats[..at].iter().all(|s| s.node != seat.node), "a node twice: {self:?}");
             assert!(!self.syncing.contains(&seat.node), "in the chain and syncing: {self:?}");
