@@ -156,6 +156,8 @@ pub struct Host {
     pub opens_at: Nanos,
     /// What its program understands.
     pub level: Level,
+    /// Chunks that are sent again at a time, as on all nodes.
+    pub resend: u64,
     /// A view has arrived since the start.
     pub has_view: bool,
     /// When `Tick` is due.
@@ -282,7 +284,8 @@ fn draw_limits(random: &mut Random, (keeps_chunks, by_hand, joint): (bool, bool,
     limits.stash = small(limits.stash as u64, 0, 3) as usize;
     limits.shared_bytes = small(limits.shared_bytes as u64, 1, 3000) as usize;
     limits.shared_window = small(limits.shared_window, 1, 9000);
-    limits.resend = small(limits.resend, 1, 3);
+    // (For what is the same on all nodes. The others' numbers stay as they were.)
+    small(limits.resend, 1, 3);
     limits.recent_bytes = small(limits.recent_bytes as u64, 0, 3000) as usize;
     limits.unready = small(limits.unready as u64, 0, 3) as usize;
     limits.numbers = small(limits.numbers.into(), 1, 3) as u32;
@@ -335,6 +338,7 @@ impl Host {
             processes: Vec::new(),
             opens_at: 0,
             level: Level::NEWEST,
+            resend: Limits::SHIPPED.resend,
             has_view: false,
             next_tick: 0,
             next_run: Nanos::MAX,
@@ -374,7 +378,8 @@ impl Host {
     /// Starts nicfs.
     pub fn start(&mut self, now: Nanos, seed: u64) -> Result<(), String> {
         let mut random = Random::new(seed ^ 0x11b5);
-        let limits = draw_limits(&mut random, (self.keeps_chunks, self.by_hand, self.joint));
+        let mut limits = draw_limits(&mut random, (self.keeps_chunks, self.by_hand, self.joint));
+        limits.resend = self.resend;
         let config = NodeConfig {
             limits,
             node: self.id,

@@ -656,6 +656,10 @@ impl<'a> World<'a> {
             host.joint = preset.shares();
             host.compression = preset.compression.unwrap_or_else(|| draw_compression(seed));
         }
+        let resend = Random::new(seed ^ 0x2e5e).below(6);
+        if (1..=3).contains(&resend) {
+            hosts.iter_mut().for_each(|host| host.resend = resend);
+        }
         if let Some(host) = preset.updated.and_then(|n| hosts.get_mut(n)) {
             host.level = Level::FIRST;
         }

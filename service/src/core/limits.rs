@@ -51,7 +51,7 @@ pub struct Limits {
     pub offer_blocks: u64,
     /// Chunks kept that came before others.
     pub stash: usize,
-    /// Chunks sent again at a time.
+    /// Chunks sent again at a time. The same on all nodes: who asks counts on so many, and asks for those behind them when they have come.
     pub resend: u64,
     /// Bytes fetched of a log at a time by the head.
     pub fetch_bytes: usize,
