@@ -62,11 +62,11 @@ impl World {
         command.args(["cluster", "up", "--transport", transport, "--dir"]).arg(&at);
         command.args(["--nodes", &plan.nodes.to_string()]);
         command.args(["--replicas", &plan.replicas.to_string()]);
-        // (What it starts has this, too.)
-        command.env(crate::local::TIED, std::process::id().to_string());
         let output = command.output().context(program.display())?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            // (What it had started it has ended.)
+            std::fs::remove_dir_all(&dir).context(dir.display())?;
             return Err(Failure::failed(format!("{}: {said}", program.display()), ""));
         }
         let program = Some(program.to_path_buf());
