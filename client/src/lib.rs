@@ -14,6 +14,7 @@ pub mod kept;
 pub mod libfs;
 pub mod mutex;
 pub mod null;
+mod pass_on;
 pub mod path;
 pub mod slots;
 

@@ -22,7 +22,7 @@ pub mod wire;
 pub use locks::Owner as LockOwner;
 pub use reply::{Answer, LaterReply, ReplySink};
 pub use server::{
-    Guest, IO_BYTES_MAX, Ledger, Locked, OpenFile, Options, REQUEST_BYTES_MAX, Server,
+    Guest, IO_BYTES_MAX, Ledger, Locked, OpenFile, Options, REQUEST_BYTES_MAX, Server, Told,
 };
 
 #[cfg(test)]

@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use client::fs::FileSystem;
 use frontend::fuse::wire::{CopyFileRangeIn, InHeader, OutHeader, ReadIn, WriteIn, op};
 use frontend::fuse::{
-    Guest, IO_BYTES_MAX, LaterReply, Options as ServerOptions, REQUEST_BYTES_MAX, ReplySink, Server,
+    Guest, IO_BYTES_MAX, LaterReply, Options as ServerOptions, REQUEST_BYTES_MAX, ReplySink,
+    Server, Told,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -80,6 +81,8 @@ pub struct Device {
     fs: Arc<dyn FileSystem>,
     options: Options,
     server: RwLock<Arc<Server<dyn FileSystem>>>,
+    /// Of the servers of guests before, of which the last requests, and what is forgotten with them, may come late.
+    told: Arc<Told>,
     /// Requests that came in a form that is none.
     malformed: AtomicU64,
     ended: AtomicBool,
@@ -94,12 +97,17 @@ impl std::fmt::Debug for Device {
 impl Device {
     /// A device in front of `fs`.
     pub fn new(fs: Arc<dyn FileSystem>, options: Options) -> Arc<Self> {
-        let server = RwLock::new(Self::server_of(&fs, &options));
+        let told = Arc::default();
+        let server = RwLock::new(Self::server_of(&fs, &options, &told));
         let (malformed, ended) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Self { fs, options, server, malformed, ended })
+        Arc::new(Self { fs, options, server, told, malformed, ended })
     }
 
-    fn server_of(fs: &Arc<dyn FileSystem>, options: &Options) -> Arc<Server<dyn FileSystem>> {
+    fn server_of(
+        fs: &Arc<dyn FileSystem>,
+        options: &Options,
+        told: &Arc<Told>,
+    ) -> Arc<Server<dyn FileSystem>> {
         let server = Arc::new(Server::new(
             fs.clone(),
             ServerOptions {
@@ -107,6 +115,7 @@ impl Device {
                 ledger: options.ledger.clone().map(|ledger| ledger as Arc<_>),
                 shared_locks: true,
                 guest: Some(options.guest),
+                told: Some(told.clone()),
                 ..ServerOptions::default()
             },
         ));
@@ -165,7 +174,7 @@ impl Device {
             ledger.part();
             ledger.clear();
         }
-        let fresh = Self::server_of(&self.fs, &self.options);
+        let fresh = Self::server_of(&self.fs, &self.options, &self.told);
         let old = {
             let mut server = self.server.write().unwrap_or_else(PoisonError::into_inner);
             std::mem::replace(&mut *server, fresh)

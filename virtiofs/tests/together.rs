@@ -7,10 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use base::InodeId;
-use client::fs::{
-    Attr, Caller, DirEntry, FileSystem, Handle, NewNode, Rename, Result, SetAttr, StatFs, Whence,
-    Written, XattrMode,
-};
+use client::fs::{Attr, Caller, FileSystem, Result};
 use client::null::NullFs;
 use common::{Host, create, read_in, scratch, write_in};
 use frontend::fuse::wire::*;
@@ -149,14 +146,6 @@ impl Gated {
     }
 }
 
-macro_rules! pass_on {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
-        $(fn $name(&self, $($arg: $type),*) -> $out { self.inner.$name($($arg),*) })*
-    };
-}
-
-type Each<'a> = &'a mut dyn FnMut(&DirEntry<'_>) -> bool;
-
 impl FileSystem for Gated {
     fn lookup(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
         if name == BEHIND {
@@ -168,33 +157,10 @@ impl FileSystem for Gated {
         self.inner.lookup(caller, parent, name)
     }
 
-    pass_on! {
-        getattr(c: &Caller<'_>, i: InodeId) -> Result<Attr>;
-        setattr(c: &Caller<'_>, i: InodeId, s: &SetAttr) -> Result<Attr>;
-        readlink(c: &Caller<'_>, i: InodeId) -> Result<Vec<u8>>;
-        mknod(c: &Caller<'_>, p: InodeId, n: &[u8], node: &NewNode<'_>) -> Result<Attr>;
-        unlink(c: &Caller<'_>, p: InodeId, n: &[u8]) -> Result<()>;
-        rmdir(c: &Caller<'_>, p: InodeId, n: &[u8]) -> Result<()>;
-        rename(c: &Caller<'_>, r: &Rename<'_>) -> Result<()>;
-        link(c: &Caller<'_>, i: InodeId, p: InodeId, n: &[u8]) -> Result<Attr>;
-        open(c: &Caller<'_>, i: InodeId, f: u32) -> Result<Handle>;
-        create(c: &Caller<'_>, p: InodeId, n: &[u8], m: u32, f: u32) -> Result<(Attr, Handle)>;
-        read(h: Handle, o: u64, b: &mut [u8]) -> Result<usize>;
-        write(h: Handle, o: u64, d: &[u8], a: bool) -> Result<Written>;
-        fallocate(h: Handle, m: u32, o: u64, l: u64) -> Result<()>;
-        lseek(h: Handle, o: u64, w: Whence) -> Result<u64>;
-        fgetattr(h: Handle) -> Result<Attr>;
-        fsync(h: Handle, d: bool) -> Result<()>;
-        fsync_inode(c: &Caller<'_>, i: InodeId) -> Result<()>;
-        release(h: Handle) -> ();
-        readdir(c: &Caller<'_>, i: InodeId, k: u64, e: Each<'_>) -> Result<()>;
-        statfs() -> Result<StatFs>;
-        getxattr(c: &Caller<'_>, i: InodeId, n: &[u8]) -> Result<Vec<u8>>;
-        listxattr(c: &Caller<'_>, i: InodeId) -> Result<Vec<u8>>;
-        setxattr(c: &Caller<'_>, i: InodeId, n: &[u8], v: &[u8], m: XattrMode) -> Result<()>;
-        removexattr(c: &Caller<'_>, i: InodeId, n: &[u8]) -> Result<()>;
-        forget(i: InodeId, t: &dyn Fn() -> bool) -> ();
-        keeps(i: InodeId) -> bool;
+    client::pass_on! { inner:
+        getattr setattr readlink mknod unlink rmdir rename link open create read write fallocate
+        lseek fgetattr fsync fsync_inode release readdir statfs getxattr listxattr setxattr
+        removexattr forget keeps
     }
 }
 

@@ -11,7 +11,7 @@
 use std::collections::HashMap;
 use std::io::IoSlice;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
 use base::{Errno, InodeId};
@@ -87,8 +87,29 @@ pub struct Options {
     pub guest: Option<Guest>,
     /// Where to keep what another server would need.
     pub ledger: Option<Arc<dyn Ledger>>,
+    /// The other servers of the same file system, if there are any.
+    pub told: Option<Arc<Told>>,
     /// The rule of `.corbel/inode/NUMBER` for those who show no proof; by default root and the owner.
     pub may_open_by_number: Box<MayOpenByNumber>,
+}
+
+/// What kernels were told by servers of one file system, where one comes after the other and the one before it may still be at work: the
+/// file system keeps one thing of an inode for all of them.
+#[derive(Debug, Default)]
+pub struct Told(Mutex<Vec<Weak<Table>>>);
+
+impl Told {
+    fn join(&self, table: &Arc<Table>) {
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.retain(|table| table.strong_count() > 0);
+        all.push(Arc::downgrade(table));
+    }
+
+    /// Whether one of them may know it.
+    fn is_told(&self, ino: InodeId) -> bool {
+        let all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        all.iter().filter_map(Weak::upgrade).any(|table| table.is_told(ino))
+    }
 }
 
 /// Told of what a server must know of its guest, so that another server can go on with it after this one was killed
@@ -157,6 +178,7 @@ impl Default for Options {
             io_uring: false,
             guest: None,
             ledger: None,
+            told: None,
             may_open_by_number: Box::new(|caller, attr| caller.uid == 0 || caller.uid == attr.uid),
         }
     }
@@ -269,7 +291,7 @@ pub struct Server<F: FileSystem + ?Sized> {
     last_handle: AtomicU64,
     pub(super) locks: Locks,
     /// The inodes that the kernel knows.
-    pub(super) known: Table,
+    pub(super) known: Arc<Table>,
     /// The file system promises `Attributes`: what the kernel's pages are worth is for us to know.
     tends_pages: bool,
     pub(super) misplaced: OnceLock<Box<OnMisplaced>>,
@@ -287,6 +309,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// A server of `fs` that waits for INIT.
     pub fn new(fs: Arc<F>, options: Options) -> Self {
         let tends_pages = fs.caching() == Caching::Attributes;
+        let known = Arc::default();
+        if let Some(told) = &options.told {
+            told.join(&known);
+        }
         Self {
             fs,
             options,
@@ -300,7 +326,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             opened: RwLock::default(),
             last_handle: AtomicU64::new(0),
             locks: Locks::default(),
-            known: Table::default(),
+            known,
             tends_pages,
             misplaced: OnceLock::new(),
             kernel: OnceLock::new(),
@@ -1001,9 +1027,14 @@ impl<F: FileSystem + ?Sized> Server<F> {
         }
     }
 
-    /// The kernel knew it no more a moment ago. By now it may have been told again, by whom this thread has been overtaken.
+    /// The kernel knew it no more a moment ago. By now it may have been told again, by whom this thread has been overtaken; also by
+    /// another server, where this one is the one before it, and late.
     fn forget_inode(&self, ino: InodeId) {
-        self.fs.forget(ino, &|| self.known.is_told(ino) && !planted(Bug::ForgetUnasked));
+        let told = || match &self.options.told {
+            Some(told) => told.is_told(ino),
+            None => self.known.is_told(ino),
+        };
+        self.fs.forget(ino, &|| told() && !planted(Bug::ForgetUnasked));
     }
 }
 

@@ -6,10 +6,7 @@ use std::sync::{Arc, Mutex, Weak};
 
 use base::InodeId;
 use client::dir::{self, DirFs};
-use client::fs::{
-    Attr, Caller, DirEntry, FileSystem, Handle, NewNode, Rename, Result, SetAttr, StatFs, Whence,
-    Written, XattrMode,
-};
+use client::fs::{Attr, Caller, FileSystem, NewNode, Result};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::super::wire::*;
@@ -47,14 +44,6 @@ impl Between {
     }
 }
 
-macro_rules! pass_on {
-    ($($name:ident($($arg:ident: $type:ty),*) -> $out:ty;)*) => {
-        $(fn $name(&self, $($arg: $type),*) -> $out { self.inner.$name($($arg),*) })*
-    };
-}
-
-type Each<'a> = &'a mut dyn FnMut(&DirEntry<'_>) -> bool;
-
 impl FileSystem for Between {
     fn lookup(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr> {
         let found = self.inner.lookup(caller, parent, name);
@@ -85,30 +74,9 @@ impl FileSystem for Between {
         self.inner.forget(ino, told);
     }
 
-    pass_on! {
-        setattr(c: &Caller<'_>, i: InodeId, s: &SetAttr) -> Result<Attr>;
-        readlink(c: &Caller<'_>, i: InodeId) -> Result<Vec<u8>>;
-        unlink(c: &Caller<'_>, p: InodeId, n: &[u8]) -> Result<()>;
-        rmdir(c: &Caller<'_>, p: InodeId, n: &[u8]) -> Result<()>;
-        rename(c: &Caller<'_>, r: &Rename<'_>) -> Result<()>;
-        link(c: &Caller<'_>, i: InodeId, p: InodeId, n: &[u8]) -> Result<Attr>;
-        open(c: &Caller<'_>, i: InodeId, f: u32) -> Result<Handle>;
-        create(c: &Caller<'_>, p: InodeId, n: &[u8], m: u32, f: u32) -> Result<(Attr, Handle)>;
-        read(h: Handle, o: u64, b: &mut [u8]) -> Result<usize>;
-        write(h: Handle, o: u64, d: &[u8], a: bool) -> Result<Written>;
-        fallocate(h: Handle, m: u32, o: u64, l: u64) -> Result<()>;
-        lseek(h: Handle, o: u64, w: Whence) -> Result<u64>;
-        fgetattr(h: Handle) -> Result<Attr>;
-        fsync(h: Handle, d: bool) -> Result<()>;
-        fsync_inode(c: &Caller<'_>, i: InodeId) -> Result<()>;
-        release(h: Handle) -> ();
-        readdir(c: &Caller<'_>, i: InodeId, k: u64, e: Each<'_>) -> Result<()>;
-        statfs() -> Result<StatFs>;
-        getxattr(c: &Caller<'_>, i: InodeId, n: &[u8]) -> Result<Vec<u8>>;
-        listxattr(c: &Caller<'_>, i: InodeId) -> Result<Vec<u8>>;
-        setxattr(c: &Caller<'_>, i: InodeId, n: &[u8], v: &[u8], m: XattrMode) -> Result<()>;
-        removexattr(c: &Caller<'_>, i: InodeId, n: &[u8]) -> Result<()>;
-        keeps(i: InodeId) -> bool;
+    client::pass_on! { inner:
+        setattr readlink unlink rmdir rename link open create read write fallocate lseek fgetattr
+        fsync fsync_inode release readdir statfs getxattr listxattr setxattr removexattr keeps
     }
 }
 
