@@ -921,3 +921,41 @@ fn clones_from_snapshots_in_any_order_leave_nothing_behind() {
         assert_same_after_reopen(&mut other);
     }
 }
+
+/// There are 32,767 slots, and one for each millisecond: whoever has something of a snapshot open for longer finds no other there.
+#[test]
+fn a_slot_that_was_given_up_lately_is_not_the_next_ones() {
+    const ALL: u64 = 0x7fff * 1_000_000;
+    let mut d = Driver::new(8 << 20);
+    let make = |d: &mut Driver, time: u64| {
+        // (What the next operation adds.)
+        d.time = d.volume.snapshot_time(time) - 1_000_003;
+        d.must(&snapshot(b"s")).unwrap();
+        d.volume.snapshots(0, usize::MAX).pop().expect("it was made")
+    };
+    let mut time = d.volume.snapshot_time(0);
+    let mut had = Vec::new();
+    for _ in 0..20 {
+        let one = make(&mut d, time);
+        assert!(
+            had.iter().all(|(number, slot)| *number < one.number && *slot != one.snapshot.slot)
+        );
+        assert!(one.snapshot.time >= time && one.snapshot.time < time + 100_000_000, "{one:?}");
+        had.push((one.number, one.snapshot.slot));
+        d.publish();
+        d.must(&drop_snapshot(b"s")).unwrap();
+        d.publish();
+        // The same slot would be its turn again.
+        time += ALL;
+    }
+    // Who opens it anew is told; numbers are not given again in any case.
+    let slots = d.volume.slots_given_up();
+    assert_eq!(slots.len(), had.len());
+    d.reopen();
+    assert_eq!(d.volume.slots_given_up(), []);
+    let first = d.volume.snapshot_time(0) / 1_000_000;
+    assert!(had.iter().all(|(number, _)| *number < first));
+    d.volume.note_slots_given_up(&slots);
+    let one = make(&mut d, time);
+    assert!(!slots.contains(&one.snapshot.slot), "{one:?} after {slots:?}");
+}

@@ -16,7 +16,6 @@
 //! ```
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use base::planted::{Bug, planted};
 use base::wire::{Corrupt, Reader, Writer};
@@ -360,7 +359,7 @@ impl Node {
             (true, Some(state)) => {
                 self.volume.end_image(&state, seq, self.view.epoch)?;
                 self.member.incoming = None;
-                self.volume = Volume::open(Arc::clone(&self.env.media))?;
+                self.open_volume_anew()?;
                 self.joined_at(seq, waits)
             }
             _ => Err(diverged("an image does not end where it says so".into())),

@@ -590,6 +590,7 @@ impl Node {
             // Its blocks lie where they lie elsewhere.
             incoming.kept.clear();
         }
+        let given_up = self.volume.slots_given_up();
         let kept = !image && self.keep_old(&params)?;
         let logs: BTreeMap<_, _> =
             self.agent.clients.values().map(|c| (Segment::Log(c.segment), c.log_file())).collect();
@@ -623,6 +624,7 @@ impl Node {
         if !kept {
             self.volume = Volume::format(Arc::clone(&self.env.media), &params)?;
         }
+        self.volume.note_slots_given_up(&given_up);
         if let Some(incoming) = &mut self.member.incoming {
             incoming.image = image.then(|| self.volume.begin_image());
         }
@@ -652,8 +654,8 @@ impl Node {
         }
         if self.kept().is_empty() {
             // What was applied and not published goes.
-            match Volume::open(Arc::clone(&self.env.media)) {
-                Ok(volume) => self.volume = volume,
+            match self.open_volume_anew() {
+                Ok(()) => {}
                 Err(Fault::Media(e)) => return Err(e.into()),
                 Err(fault) => {
                     log::warn!("nothing of what was here is taken over: {fault}");

@@ -124,12 +124,8 @@ impl World<'_> {
             return Ok(nothing);
         }
         let mut volume = Volume::open(region as _).map_err(|e| format!("open: {e:?}"))?;
-        // (What is made and given up within a millisecond may be followed by another of its number.)
-        let all = (1..=self.history.made).map(|n| format!("s{n}").into_bytes());
-        let mut alive = all.filter(|name| !self.history.dropped.contains(name));
-        let known = alive.all(|name| volume.snapshot_named(&name).is_some());
         let gone = |(slot, name): &(&u16, &Vec<u8>)| {
-            known && volume.snapshot_in(**slot).is_none() && self.history.dropped.contains(*name)
+            volume.snapshot_in(**slot).is_none() && self.history.dropped.contains(*name)
         };
         let gone = self.history.slots.iter().filter(gone);
         self.history.over = gone.map(|(slot, _)| *slot).collect();

@@ -10,7 +10,7 @@
 //!
 //! A snapshot of a directory shows that directory. What it holds back is what of the whole volume has changed since.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::planted::{Bug, planted};
 use base::wire::Corrupt;
@@ -32,6 +32,8 @@ const OPENED_MAX: usize = 16;
 const NUMBERED: u64 = 1_000_000;
 /// Slots that there are: a number of 15 bits that is not 0.
 const SLOTS: u64 = 0x7fff;
+/// So many of those that were given up last are remembered.
+const GIVEN_UP_MAX: usize = 4096;
 
 /// A snapshot, and what it takes.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -75,6 +77,8 @@ pub(super) struct Snapshots {
     pub all: BTreeMap<u64, Entry>,
     /// Their numbers by slot.
     slots: BTreeMap<u16, u64>,
+    /// Slots of those that were given up, as far as it is known here, the last at the end: clients have inodes in them.
+    given_up: VecDeque<u16>,
     /// Names of those that are made for nodes which join.
     joining: BTreeSet<Vec<u8>>,
     /// Those of an image that is coming ([`image`](super::image)).
@@ -99,6 +103,14 @@ impl Snapshots {
         let mut slots = (first..first + SLOTS).map(|slot| (slot % SLOTS + 1) as u16);
         // (There are far fewer snapshots.)
         slots.find(|slot| !self.slots.contains_key(slot)).unwrap_or(1)
+    }
+
+    fn note_given_up(&mut self, slot: u16) {
+        self.given_up.retain(|other| *other != slot);
+        if self.given_up.len() >= GIVEN_UP_MAX {
+            self.given_up.pop_front();
+        }
+        self.given_up.push_back(slot);
     }
 
     /// The one in a slot, and its number.
@@ -241,6 +253,29 @@ impl Volume {
         Ok(Applied::default())
     }
 
+    /// The time that whoever orders a snapshot gives it, at `time` or as soon behind that as may be. Its number follows from that, and its
+    /// slot from its number: none before it had the number, not even one that is gone, and as far as is known here no client has inodes
+    /// in the slot. (All that was done is of the times before, also what is gone, whoever did it: the root record has the last.)
+    pub fn snapshot_time(&self, time: u64) -> u64 {
+        let last = self.snapshots.all.last_key_value().map_or(0, |(number, _)| *number);
+        let first = (time / NUMBERED).max((self.time / NUMBERED).max(last).saturating_add(1));
+        let snapshots = &self.snapshots;
+        let given_up: BTreeSet<u16> = snapshots.given_up.iter().copied().collect();
+        let mut numbers = first..first.saturating_add(SLOTS);
+        let unused = numbers.find(|number| !given_up.contains(&snapshots.free_slot(*number)));
+        time.max(unused.unwrap_or(first).saturating_mul(NUMBERED))
+    }
+
+    /// The slots of snapshots that were given up, as far as it is known here: for who opens the volume anew, which does not know it.
+    pub fn slots_given_up(&self) -> Vec<u16> {
+        self.snapshots.given_up.iter().copied().collect()
+    }
+
+    /// These were.
+    pub fn note_slots_given_up(&mut self, slots: &[u16]) {
+        slots.iter().for_each(|slot| self.snapshots.note_given_up(*slot));
+    }
+
     /// Gives up the snapshot with that name, and what no other has.
     pub(super) fn drop_snapshot(&mut self, name: &[u8]) -> Done {
         let Some((number, entry)) = self.snapshots.named(name) else {
@@ -255,6 +290,7 @@ impl Volume {
         self.tree.remove(Key::new(0, kind::SNAPSHOT_ROOT, number))?;
         self.snapshots.all.remove(&number);
         self.snapshots.slots.remove(&slot);
+        self.snapshots.note_given_up(slot);
         self.snapshots.joining.remove(name);
         self.snapshots.opened.retain(|(n, _)| *n != number);
         self.tree.give_up(transaction);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use base::planted::{Bug, planted};
 use base::{ClientId, Sequence, StreamSeq};
 use storage::format::chunk::ChunkHeader;
-use storage::volume::{Refusal, Volume};
+use storage::volume::{Fault, Refusal, Volume};
 
 use crate::core::frame::{Checked, Frame};
 use crate::core::{Failure, Node};
@@ -154,7 +154,7 @@ impl Node {
         if let Some(head) = self.part.head_mut() {
             head.snapshots.clear();
         }
-        self.volume = Volume::open(Arc::clone(&self.env.media))?;
+        self.open_volume_anew()?;
         // What lay in the ring when this process began, the one before it may have copied, in part or in whole.
         let begun = self.member.replayed;
         let mut replays = self.member.applied < begun && !planted(Bug::TakenBackCompared);
@@ -168,6 +168,14 @@ impl Node {
                 self.volume.end_replay();
             }
         }
+        Ok(())
+    }
+
+    /// Takes the volume as it is on media.
+    pub(in crate::core) fn open_volume_anew(&mut self) -> Result<(), Fault> {
+        let slots = self.volume.slots_given_up();
+        self.volume = Volume::open(Arc::clone(&self.env.media))?;
+        self.volume.note_slots_given_up(&slots);
         Ok(())
     }
 

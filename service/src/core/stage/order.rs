@@ -144,8 +144,8 @@ impl Node {
     ) -> Result<Taken<'a>, Failure> {
         // What a client takes for now may be any number; what is too far ahead is brought back before it is anybody's ctime.
         let told = header.time;
-        let header =
-            &Header { time: told.min(self.env.realtime().saturating_add(AHEAD_MAX)), ..*header };
+        let bounded = told.min(self.env.realtime().saturating_add(AHEAD_MAX));
+        let header = &Header { time: self.time_of(op, bounded), ..*header };
         if planted(Bug::RedeemedTwice) {
             self.redeem(client, header.promised);
         }
@@ -542,7 +542,7 @@ impl Node {
             if done > 0 && (self.turn_is_over() || draft.len() + REAP_SLACK / 2 > draft.reserved) {
                 break;
             }
-            let bytes = op.to_entry(Sequence(1), self.view.epoch, 0, time, 0);
+            let bytes = op.to_entry(Sequence(1), self.view.epoch, 0, self.time_of(op, time), 0);
             let Ok((header, _)) = storage::format::entry::decode(&bytes, 0) else { break };
             let source = (draft.source.0, draft.source.1 + draft.len() as u64 + 64);
             match self.volume.apply(&header, op, source) {
@@ -566,6 +566,15 @@ impl Node {
         }
         self.issue_own(draft, ClientId(0), Sequence(1), 0, time)?;
         Ok(done)
+    }
+
+    /// The time of an operation that is ordered now: a snapshot's says which number and slot it gets, and whoever has inodes of one that is
+    /// gone must not find another there.
+    fn time_of(&self, op: &Op<'_>, time: u64) -> u64 {
+        match op {
+            Op::Snapshot { .. } => self.volume.snapshot_time(time),
+            _ => time,
+        }
     }
 
     /// Ends a draft of the service's own.
