@@ -126,7 +126,9 @@ fn unknown_versions_are_refused_as_such() {
             let mut bytes = sample.clone();
             bytes[at..at + size].fill(0);
             bytes[at] = n;
-            if bytes == sample {
+            let same = |other: &[u8]| other.get(at..at + size) == Some(&bytes[at..at + size]);
+            if all().any(|(other, known)| other.name == format.name && same(&known)) {
+                // There are such.
                 continue;
             }
             format.seal(&mut bytes);

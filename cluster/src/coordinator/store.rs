@@ -69,12 +69,17 @@ pub struct Image {
 }
 
 impl Image {
+    /// The oldest that has all of it.
+    fn version(&self) -> u32 {
+        let first = self.volumes.values().all(|chain| chain.level <= Level::FIRST);
+        if first { OLDEST } else { VERSION }
+    }
+
     /// The file's bytes.
     pub fn encode(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let w = &mut Writer(&mut bytes);
-        let first = self.volumes.values().all(|chain| chain.level <= Level::FIRST);
-        let version = if first { OLDEST } else { VERSION };
+        let version = self.version();
         w.u32(MAGIC).u32(version).u32(0).u32(0).u128(self.cluster).u64(self.generation);
         w.u16(self.volumes.len() as u16);
         for (name, chain) in &self.volumes {
@@ -138,7 +143,11 @@ impl Image {
             volumes.insert(name, chain);
         }
         r.end()?;
-        Ok(Self { cluster, generation, volumes })
+        let image = Self { cluster, generation, volumes };
+        if image.version() != version {
+            return Err(r.corrupt("is of a version that nothing in it needs"));
+        }
+        Ok(image)
     }
 }
 
