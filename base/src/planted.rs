@@ -718,6 +718,10 @@ pub enum Bug {
     CloneOfNow = 485,
     /// What a file shares with others counts as what it had before.
     DifferenceShared = 486,
+    /// While a piece of a snapshot is made what comes after the snapshot may leave the ring; and so may what a node lacks that has one.
+    RestReleased = 487,
+    /// What waited for a node that had everything, and begins anew, goes on waiting when it is not waited for.
+    FollowerAwaited = 488,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2358,6 +2362,16 @@ impl Bug {
             Bug::LevelOfAnyone,
             "level-of-anyone",
             "a volume has the level of its newest node, not of its oldest",
+        ),
+        (
+            Bug::RestReleased,
+            "rest-released",
+            "what a node that joins has yet to be sent of the stream leaves the ring",
+        ),
+        (
+            Bug::FollowerAwaited,
+            "follower-awaited",
+            "who waits for a node that begins anew is not told that it is not waited for any more",
         ),
         (
             Bug::LevelIgnored,

@@ -712,7 +712,7 @@ impl Node {
                 self.block_arrived(from, (ino, block), seq, answer, bytes)
             }
             Message::Return { incarnation, last, epoch, published } => {
-                self.return_wanted(from, incarnation, (last, epoch), published);
+                self.return_wanted(from, incarnation, (last, epoch), published)?;
                 Ok(())
             }
             Message::SnapshotWant { incarnation } => self.snapshot_wanted(from, incarnation, false),

@@ -112,6 +112,8 @@ pub(super) struct Head {
     /// Which process of a joining node asked for what it is sent.
     pub joining: BTreeMap<NodeId, u64>,
     pub snapshots: BTreeMap<NodeId, super::snapshot::Outgoing>,
+    /// Of the one a piece of which is being made: it is not among them meanwhile.
+    pub in_the_making: Option<StreamSeq>,
     /// Those that are to be sent an image.
     pub images_wanted: BTreeSet<NodeId>,
     /// Followers that the coordinator was asked to let into the chain, and when last.
@@ -156,6 +158,7 @@ impl Head {
             followers: BTreeSet::new(),
             joining: BTreeMap::new(),
             snapshots: BTreeMap::new(),
+            in_the_making: None,
             images_wanted: BTreeSet::new(),
             promised: BTreeMap::new(),
             promoted_at: 0,

@@ -146,6 +146,10 @@ impl Head {
         for node in self.followers.iter().chain(self.snapshots.keys()) {
             always!(view.syncing.contains(node), "node {node} is being joined, and does not join");
         }
+        for seq in self.held() {
+            let kept = seq >= ring.last() || ring.get(StreamSeq(seq.0 + 1)).is_some();
+            always!(kept, "who joins is to go on from {seq}, and what comes then is not kept");
+        }
         let under_way =
             (all_acked.0 + 1..=ring.last().0).filter_map(|seq| ring.get(StreamSeq(seq)));
         let bytes: u64 = under_way.map(|kept| u64::from(kept.header.body_bytes)).sum();

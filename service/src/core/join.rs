@@ -130,18 +130,22 @@ impl Node {
         incarnation: u64,
         (last, epoch): (StreamSeq, Epoch),
         published: StreamSeq,
-    ) {
+    ) -> Result<(), Failure> {
         let now = (!self.fenced).then_some(self.env.now);
-        let Some(head) = self.part.head_mut() else { return };
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
         head.keeping.heard_of(from);
         if !head.ready || !self.view.syncing.contains(&from) {
-            return;
+            return Ok(());
         }
+        let followed = head.followers.contains(&from);
         if !head.begins_anew(from, incarnation, now) {
-            return;
+            return Ok(());
         }
         head.snapshots.remove(&from);
         head.acked.remove(&from);
+        if followed {
+            self.followed_no_more()?;
+        }
         let agreed = self.parts_at(last, epoch).filter(|at| {
             let rest = *at == self.ring.last() || self.ring.get(StreamSeq(at.0 + 1)).is_some();
             rest && *at >= published
@@ -150,6 +154,7 @@ impl Node {
         log::info!("node {from} is back with the stream up to {last}: {agreed:?} is common");
         let (seq, last) = (agreed.unwrap_or_default(), self.ring.last());
         self.send(from, Message::Resume { seq, last });
+        Ok(())
     }
 
     /// Up to where a stream is this one that ends with chunk `last` of that epoch; `None` if that is not known any more.

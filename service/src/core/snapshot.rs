@@ -666,9 +666,14 @@ impl Node {
             return Ok(());
         }
         let asks_again = head.joining.get(&from) == Some(&incarnation);
+        let followed = head.followers.contains(&from);
         if !head.begins_anew(from, incarnation, now) {
             return Ok(());
         }
+        if followed {
+            self.followed_no_more()?;
+        }
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
         let comes = |s: &Outgoing| s.is_open() || self.env.now < s.heard + LOST;
         if asks_again && head.snapshots.get(&from).is_some_and(comes) {
             // There was more to do before the next piece than the node waits. Beginning anew would take
@@ -696,6 +701,11 @@ impl Node {
         let going = Outgoing::new(seq, (dump, None), offers, inodes, heard);
         head.snapshots.insert(from, going);
         Ok(())
+    }
+
+    /// A node that had everything begins anew: nobody waits for what it does not acknowledge any more.
+    pub(super) fn followed_no_more(&mut self) -> Result<(), Failure> {
+        if planted(Bug::FollowerAwaited) { Ok(()) } else { self.advance_acks() }
     }
 
     /// A joining node has applied a piece.
@@ -752,7 +762,18 @@ impl Node {
         let Some(head) = self.part.head_mut() else { return Ok(false) };
         let open = |(n, s): (&NodeId, &Outgoing)| (s.is_open() && now >= s.pause).then_some(*n);
         let Some(node) = head.snapshots.iter().find_map(open) else { return Ok(false) };
-        let Some(mut going) = head.snapshots.remove(&node) else { return Ok(false) };
+        let Some(going) = head.snapshots.remove(&node) else { return Ok(false) };
+        head.in_the_making = Some(going.seq);
+        let done = self.next_piece(node, going);
+        if let Some(head) = self.part.head_mut() {
+            head.in_the_making = None;
+        }
+        done
+    }
+
+    /// The next piece for a node.
+    fn next_piece(&mut self, node: NodeId, mut going: Outgoing) -> Result<bool, Failure> {
+        let now = self.env.now;
         if let Some(image) = going.image.take() {
             let rest = self.image_piece(node, &mut going, image)?;
             let sent = rest.is_none() && going.told;
@@ -849,6 +870,13 @@ impl Node {
 }
 
 impl Head {
+    /// From where on nodes that join have to have the stream: behind a snapshot, and behind what who has that holds of it.
+    pub(super) fn held(&self) -> impl Iterator<Item = StreamSeq> {
+        let sent = self.snapshots.values().map(|going| going.seq);
+        let follow = self.followers.iter().filter_map(|node| self.acked.get(node).copied());
+        sent.chain(self.in_the_making).chain(follow)
+    }
+
     /// A process of a node joins, from the beginning. `false`: it may be in the chain already, by the word of this head, and
     /// must neither be wiped nor cut. It asks again. (`now`: none while the coordinator is out of reach.)
     pub(super) fn begins_anew(

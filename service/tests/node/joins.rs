@@ -594,6 +594,105 @@ fn who_begins_anew_is_not_waited_for_for_ever() {
     comes_in(&mut rig);
 }
 
+/// Clients write to the files whose content is being sent: it is published before it is read. What came after the moment stays in
+/// the ring also then, so that the node is sent it when it has the rest, and no second snapshot. (Found with `corbel bench rejoin`: the
+/// ring held nothing that the node could go on from, and nothing else either, and everybody waited until the node gave up.)
+#[test]
+fn what_is_written_to_what_is_being_sent_stays_for_who_joins() {
+    let mut rig = left_alone();
+    let mut hand = rig.attach(0, 0);
+    let files: Vec<InodeId> =
+        (0..8u8).map(|n| hand.create(&mut rig, &[b'a' + n], 0o100_644)).collect();
+    for file in &files {
+        let data = vec![5; 400_000];
+        hand.append(&Op::Write { ino: *file, offset: 0, data: &data, clear_setid: false });
+        rig.settle();
+    }
+    for n in [0, 1] {
+        view(&mut rig, n, 2, &[ONE], &[TWO]);
+    }
+    for round in 0..40u8 {
+        for file in &files {
+            let data = [round; 100];
+            hand.append(&Op::Write { ino: *file, offset: 0, data: &data, clear_setid: false });
+            hand.set(control::SYNC_REQUEST, hand.seq);
+            rig.event(0, Event::Doorbell(hand.client));
+        }
+        rig.pass(1_000_000);
+        rig.deliver_all();
+        rig.check();
+    }
+    comes_in(&mut rig);
+    assert_eq!(rig.nodes[0].status().counters.snapshots, 1);
+}
+
+/// Some of what a node is sent when it has a snapshot is lost, or finds no room there. It is still kept when the node asks for it.
+#[test]
+fn what_a_node_lacks_that_follows_is_kept() {
+    let mut rig = left_alone();
+    let mut hand = rig.attach(0, 0);
+    for n in [0, 1] {
+        view(&mut rig, n, 2, &[ONE], &[TWO]);
+    }
+    let (asks, pieces) = (link(&rig, ONE, TWO), link(&rig, TWO, ONE));
+    // Its snapshot is begun, and it does not hear of it yet.
+    while rig.nodes[0].counters().snapshots == 0 {
+        rig.pass(50_000_000);
+        while rig.deliver(asks) {}
+    }
+    for n in 0..100 {
+        hand.create(&mut rig, format!("{n}").as_bytes(), 0o100_644);
+        hand.sync(&mut rig);
+    }
+    for _ in 0..1000 {
+        let is_chunk = |rig: &Rig| rig.links[pieces].2.front().is_some_and(|(kind, _)| *kind == 1);
+        while !is_chunk(&rig) && rig.deliver(pieces) {}
+        if is_chunk(&rig) {
+            break;
+        }
+        rig.pass(1_000_000);
+        while rig.deliver(asks) {}
+    }
+    assert!(rig.links[pieces].2.len() > 64, "the rest of the stream is on its way");
+    rig.links[pieces].2.clear();
+    hand.create(&mut rig, b"last", 0o100_644);
+    rig.pass(10_000_000);
+    rig.check();
+    comes_in(&mut rig);
+    assert_eq!(rig.nodes[0].status().counters.snapshots, 1);
+}
+
+/// A node that has everything, and is waited for, begins anew, as another process. All that is under way is acknowledged by the
+/// others: who waits for that is told at once, also if nothing else happens.
+#[test]
+fn nobody_waits_for_who_begins_anew() {
+    let mut rig = left_alone();
+    let mut hand = rig.attach(0, 0);
+    for n in [0, 1] {
+        view(&mut rig, n, 2, &[ONE], &[TWO]);
+    }
+    let (asks, pieces) = (link(&rig, ONE, TWO), link(&rig, TWO, ONE));
+    let mut asked = None;
+    while rig.caught_up.is_empty() {
+        rig.pass(50_000_000);
+        let found = rig.links[asks].2.iter().find(|(kind, _)| *kind == 18);
+        asked = asked.or(found.cloned());
+        rig.deliver_all();
+    }
+    hand.create(&mut rig, b"one more", 0o100_644);
+    hand.set(control::SYNC_REQUEST, hand.seq);
+    rig.event(0, Event::Doorbell(hand.client));
+    rig.pass(1_000_000);
+    assert!(hand.word(control::REPLICATED) < hand.seq, "the node that joins is waited for");
+    rig.links[pieces].2.clear();
+    rig.links[asks].2.clear();
+    let (kind, mut body) = asked.expect("it has asked for a snapshot");
+    // At the end is which process it is.
+    *body.last_mut().expect("a body") += 1;
+    rig.event(0, Event::Frame { from: TWO, kind, body: body.into() });
+    assert!(hand.word(control::REPLICATED) >= hand.seq);
+}
+
 /// A node that joins forgets in the middle of a snapshot that it has begun, by a word of the coordinator: the rest of it alone
 /// would be a volume with next to nothing in it.
 #[test]
@@ -690,7 +789,9 @@ fn what_was_put_off_for_who_joins_is_taken_up_when_that_is_lost() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn rules_of_joining_are_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 5] = [
+    let tests: [(Bug, fn()); 7] = [
+        (Bug::RestReleased, what_is_written_to_what_is_being_sent_stays_for_who_joins),
+        (Bug::FollowerAwaited, nobody_waits_for_who_begins_anew),
         (Bug::RoomUnsought, what_was_put_off_for_who_joins_is_taken_up_when_that_is_lost),
         (Bug::NumbersForgotten, who_joins_knows_which_numbers_were_used),
         (Bug::PromisedWiped, who_may_be_in_the_chain_already_is_waited_for),

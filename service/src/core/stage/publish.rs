@@ -487,7 +487,10 @@ impl Node {
 
     /// Chunks that nobody needs any more leave the ring; their inodes are clean.
     pub(in crate::core) fn give_up(&mut self) -> Result<(), Failure> {
-        let hold = self.part.head().and_then(|head| head.snapshots.values().map(|s| s.seq).min());
+        let hold = self.part.head().and_then(|head| match planted(Bug::RestReleased) {
+            true => head.snapshots.values().map(|going| going.seq).min(),
+            false => head.held().min(),
+        });
         let mut done = self.member.published.min(self.member.all_acked);
         let mut step = self.env.config.limits.release_step;
         if planted(Bug::PublishedTooFar) {
