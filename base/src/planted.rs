@@ -722,6 +722,12 @@ pub enum Bug {
     RestReleased = 487,
     /// What waited for a node that had everything, and begins anew, goes on waiting when it is not waited for.
     FollowerAwaited = 488,
+    /// What lies elsewhere than in the state of a node that comes back counts as what it has.
+    SinceMoved = 498,
+    /// So does what was written since.
+    SinceWritten = 499,
+    /// A node that went on by itself, in an epoch that came to nothing, counts as one that has a state of the stream.
+    SinceOfOthers = 500,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2372,6 +2378,21 @@ impl Bug {
             Bug::FollowerAwaited,
             "follower-awaited",
             "who waits for a node that begins anew is not told that it is not waited for any more",
+        ),
+        (
+            Bug::SinceMoved,
+            "since-moved",
+            "a node that comes back is told to keep blocks where others lie by now",
+        ),
+        (
+            Bug::SinceWritten,
+            "since-written",
+            "a node that comes back is told to keep blocks that were written since",
+        ),
+        (
+            Bug::SinceOfOthers,
+            "since-of-others",
+            "a node that comes back with chunks which nobody else has is told to keep what they wrote",
         ),
         (
             Bug::LevelIgnored,

@@ -140,7 +140,14 @@ impl World {
             16 => Message::StreamWant { from: seq },
             17 => Message::Resume { seq, last: seq },
             18 if input.flag() => Message::SnapshotWant { incarnation: input.odd() },
-            18 => Message::SnapshotHad { incarnation: input.odd() },
+            18 if input.flag() => Message::SnapshotHad { incarnation: input.odd() },
+            18 => Message::SnapshotSince {
+                incarnation: input.odd(),
+                had: input.flag(),
+                published: seq,
+                last: StreamSeq(input.odd() >> 1),
+                epoch: Epoch(input.below(4) as u32),
+            },
             19 => {
                 let ask = match input.below(3) {
                     0 => LockAsk::Set { lock: forge::lock(input), wait: input.odd() },
@@ -180,6 +187,13 @@ impl World {
                 let (piece, id) = (input.below(3) as u32, input.below(3) as u64);
                 let offers = vec![Offered { ino, first, crcs }];
                 Message::SnapshotOffer { seq, piece, id, offers, sure }
+            }
+            36 if input.flag() => {
+                let (first, count) = (input.below(20) as u64, input.below(20) as u32);
+                let parts =
+                    vec![Part { ino, first, count }, Part { ino, first: first + 20, count }];
+                let (piece, id) = (input.below(3) as u32, input.below(3) as u64);
+                Message::SnapshotSame { seq, piece, id, parts }
             }
             36 => {
                 let (first, count) = (input.below(20) as u64, 1 + input.below(20) as u32);

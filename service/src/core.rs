@@ -22,6 +22,7 @@ pub mod frame;
 mod head;
 pub mod heal;
 mod heir;
+mod history;
 pub mod image;
 mod invariants;
 mod join;
@@ -71,6 +72,7 @@ use storage::volume::{Fault, Volume};
 
 use client::Client;
 use frame::Received;
+use history::Claim;
 use message::Message;
 use ring::Ring;
 use stage::apply::Waits;
@@ -382,6 +384,7 @@ impl Node {
             part: part::Part::Outside,
             scrub: scrub::Scrub::default(),
         };
+        node.note_published();
         if node.ring.oldest().0 > published.0 + 1 {
             // Ended in the middle of joining: what lies here is no state of the volume, and the
             // coordinator was not told that it is.
@@ -681,6 +684,7 @@ impl Node {
             message,
             Message::SnapshotWant { .. }
                 | Message::SnapshotHad { .. }
+                | Message::SnapshotSince { .. }
                 | Message::Return { .. }
                 | Message::Position { .. }
                 | Message::Kept { .. }
@@ -715,8 +719,16 @@ impl Node {
                 self.return_wanted(from, incarnation, (last, epoch), published)?;
                 Ok(())
             }
-            Message::SnapshotWant { incarnation } => self.snapshot_wanted(from, incarnation, false),
-            Message::SnapshotHad { incarnation } => self.snapshot_wanted(from, incarnation, true),
+            Message::SnapshotWant { incarnation } => {
+                self.snapshot_wanted(from, incarnation, false, None)
+            }
+            Message::SnapshotHad { incarnation } => {
+                self.snapshot_wanted(from, incarnation, true, None)
+            }
+            Message::SnapshotSince { incarnation, had, published, last, epoch } => {
+                let claim = Claim { published, last, epoch };
+                self.snapshot_wanted(from, incarnation, had, Some(claim))
+            }
             Message::SnapshotAck { seq, piece } => {
                 self.snapshot_acked(from, seq, piece);
                 Ok(())
@@ -727,6 +739,9 @@ impl Node {
             }
             Message::SnapshotOffer { seq, piece, id, offers, sure } if from_head => {
                 self.offer_arrived(seq, (piece, id), &offers, &sure)
+            }
+            Message::SnapshotSame { seq, piece, id, parts } if from_head => {
+                self.same_arrived(seq, (piece, id), &parts)
             }
             Message::Snapshot { seq, piece, last_inode, end, waits, raw } if from_head => {
                 self.snapshot_arrived(seq, piece, last_inode, (end, waits), &raw)
@@ -812,6 +827,7 @@ impl Node {
             }
             Message::SnapshotWant { .. }
             | Message::SnapshotHad { .. }
+            | Message::SnapshotSince { .. }
             | Message::SnapshotAck { .. }
             | Message::SnapshotLack { .. }
             | Message::Return { .. } => joins,

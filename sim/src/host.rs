@@ -281,6 +281,9 @@ fn draw_limits(random: &mut Random, (keeps_chunks, by_hand, joint): (bool, bool,
     // Joins by a snapshot in every other history, and not only where too much was missed.
     limits.returns = small(limits.returns.into(), 0, 0) as u32;
     limits.offer_blocks = offers;
+    // (Drawn apart, so that what was found before is found again.)
+    limits.history = [limits.history, limits.history, 0, 1 + offered.below(6) as usize]
+        [offered.below(4) as usize];
     limits.stash = small(limits.stash as u64, 0, 3) as usize;
     limits.shared_bytes = small(limits.shared_bytes as u64, 1, 3000) as usize;
     limits.shared_window = small(limits.shared_window, 1, 9000);

@@ -90,6 +90,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (483..484, "service/tests/node/snapshots.rs"),
     (495..497, "cluster/tests/machine.rs"),
     (497..498, "service/tests/node/snapshots.rs"),
+    (498..501, "service/tests/node/since.rs"),
 ];
 /// Variants of threads that share a file.
 const SHARED: std::ops::Range<u16> = 360..380;

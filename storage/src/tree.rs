@@ -458,10 +458,20 @@ impl Tree {
         to: Key,
         show: impl FnOnce(Key, &[u8]) -> T,
     ) -> Result<Option<T>, Fault> {
+        Ok(self.last_written(from, to, show)?.map(|(shown, _)| shown))
+    }
+
+    /// The same, and which transaction wrote the page that has it.
+    pub fn last_written<T>(
+        &self,
+        from: Key,
+        to: Key,
+        show: impl FnOnce(Key, &[u8]) -> T,
+    ) -> Result<Option<(T, u64)>, Fault> {
         let found = self.last_below(self.root, to)?;
         Ok(found.and_then(|(page, i)| {
             let key = page.key(i);
-            (key >= from).then(|| show(key, page.value(i)))
+            (key >= from).then(|| (show(key, page.value(i)), page.transaction()))
         }))
     }
 

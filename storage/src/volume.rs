@@ -36,6 +36,7 @@ mod publish;
 mod quota;
 pub mod reach;
 mod share;
+pub mod since;
 mod snapshots;
 mod space;
 mod upgrade;

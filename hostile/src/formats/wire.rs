@@ -189,6 +189,14 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::Resume { seq, last: seq },
         Message::SnapshotWant { incarnation: 7 },
         Message::SnapshotHad { incarnation: 7 },
+        Message::SnapshotSince {
+            incarnation: 7,
+            had: true,
+            published: seq,
+            last: seq,
+            epoch: Epoch(2),
+        },
+        Message::SnapshotSame { seq, piece: 1, id: 3, parts: vec![part] },
         Message::Snapshot {
             seq,
             piece: 1,

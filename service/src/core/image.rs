@@ -258,7 +258,7 @@ impl Node {
         let (before, blocks, sent, passed) = (None, VecDeque::new(), SentBlocks::default(), 0);
         let image = Image { name, states, before, key, blocks, sent, end, passed };
         let (seq, now) = (self.member.applied, self.env.now);
-        let offers = Offers::new(0, self.env.random.next_u64());
+        let offers = Offers::new(0, None, self.env.random.next_u64());
         log::info!("node {node} joins at stream position {seq}, with all snapshots");
         let inodes = self.volume.root().inodes;
         let going = Outgoing::new(seq, (None, Some(image)), offers, inodes, now);

@@ -22,6 +22,7 @@ use storage::volume::{Fault, Params, Refusal, View, Volume, back_copies, run_cop
 
 use super::client::LogFile;
 use super::head::NUMBERS_END;
+use super::history::Claim;
 use super::message::Message;
 use super::offer::{COMPARED, Doubt, Offered, Part};
 use super::room::BELOW_LEFT;
@@ -62,7 +63,11 @@ pub(super) struct Incoming {
     /// The snapshot of which pieces have arrived, and the piece that is next.
     begun: Option<(StreamSeq, u32)>,
     /// The volume was emptied for it, or for one before it that did not come to its end.
-    emptied: bool,
+    pub(super) emptied: bool,
+    /// All that the volume held before either came from the head of that epoch, if it is known; 0: it is not.
+    pub(super) whole: Epoch,
+    /// What the volume held before is the state that the head was told of.
+    claimed: bool,
     /// What the volume held before, and before other snapshots that did not come to their end: the newest last.
     kept: Vec<View>,
     /// All of it that files before this one had is let go, or decided.
@@ -81,11 +86,12 @@ impl Node {
         // What processes here have open goes before: who asks for the snapshot has told it.
         self.report_past();
         self.member.stash.clear();
+        let whole = self.member.whole_in.unwrap_or_default();
         (self.member.dropped, self.member.whole_in) = (None, None);
         // A snapshot that is half here has more to go on from than its half.
         let before = self.member.incoming.take().unwrap_or_default();
         let (kept, emptied) = (before.kept, before.emptied);
-        self.member.incoming = Some(Incoming { kept, emptied, ..Incoming::default() });
+        self.member.incoming = Some(Incoming { kept, emptied, whole, ..Incoming::default() });
         let returns = self.may_return();
         let Some(join) = self.part.join_mut() else { return };
         let returning = returns.then_some(0);
@@ -283,6 +289,13 @@ impl Node {
         self.env.out.push(Effect::Wipes);
         let had = self.volume.sums_base().is_some() && self.volume.root().inodes > 1;
         let incarnation = self.env.config.incarnation;
+        let claim = self.claim();
+        if let Some(incoming) = &mut self.member.incoming {
+            incoming.claimed = claim.is_some();
+        }
+        if let Some(Claim { published, last, epoch }) = claim {
+            self.to_head(Message::SnapshotSince { incarnation, had, published, last, epoch });
+        }
         if had {
             self.to_head(Message::SnapshotHad { incarnation });
         }
@@ -505,11 +518,51 @@ impl Node {
         if runs.last().is_none_or(|run| run.end() != part.end()) {
             return Ok(false);
         }
-        let taken = self.with_room(|volume| volume.take_over(part.ino, &runs))?;
+        self.take_runs(seq, part, &runs)
+    }
+
+    fn take_runs(&mut self, seq: StreamSeq, part: &Part, runs: &[Run]) -> Result<bool, Failure> {
+        let taken = self.with_room(|volume| volume.take_over(part.ino, runs))?;
         let taken = refused(seq, taken)?.unwrap_or(true);
         self.env.counters.taken_over_bytes +=
             if taken { u64::from(part.count) * BLOCK_BYTES } else { 0 };
         Ok(taken)
+    }
+
+    /// A piece that names what has not changed since the state that was here before.
+    pub(super) fn same_arrived(
+        &mut self,
+        seq: StreamSeq,
+        (piece, id): (u32, u64),
+        parts: &[Part],
+    ) -> Result<(), Failure> {
+        if !self.takes_piece(seq, piece, false, 20 * parts.len())? {
+            return Ok(());
+        }
+        let mut lacks = Vec::new();
+        for part in parts {
+            if !self.take_same(seq, part)? {
+                lacks.push(*part);
+            }
+        }
+        self.publish_piece()?;
+        self.to_head(Message::SnapshotLack { seq, piece, id, lacks, doubts: Vec::new() });
+        Ok(())
+    }
+
+    /// Takes over what has not changed. `false`: it is there no more, or was not what the head was told of.
+    fn take_same(&mut self, seq: StreamSeq, part: &Part) -> Result<bool, Failure> {
+        let Some(incoming) = &mut self.member.incoming else { return Ok(false) };
+        incoming.decided = incoming.decided.max(part.ino);
+        // What was half here of another snapshot may lie over what was there before.
+        let [before] = &incoming.kept[..] else { return Ok(false) };
+        if !incoming.claimed || part.count == 0 {
+            return Ok(false);
+        }
+        let Some(runs) = before.runs_with(part.ino, part.first, part.end())? else {
+            return Ok(false);
+        };
+        self.take_runs(seq, part, &runs)
     }
 
     /// What the volume held before the snapshot that is coming.
@@ -630,6 +683,7 @@ impl Node {
             self.volume = Volume::format(Arc::clone(&self.env.media), &params)?;
         }
         self.volume.note_slots_given_up(&given_up);
+        self.member.history.clear();
         if let Some(incoming) = &mut self.member.incoming {
             incoming.image = image.then(|| self.volume.begin_image());
         }

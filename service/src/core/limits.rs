@@ -49,6 +49,8 @@ pub struct Limits {
     pub returns: u32,
     /// Blocks of a file that are offered at a time to a node that joins and may have them (`core::offer`); 0: all is sent.
     pub offer_blocks: u64,
+    /// Publications of which it is known when they were (`core::history`); 0: nothing is told by that.
+    pub history: usize,
     /// Chunks kept that came before others.
     pub stash: usize,
     /// Chunks sent again at a time. The same on all nodes: who asks counts on so many, and asks for those behind them when they have come.
@@ -137,6 +139,7 @@ impl Limits {
         recent_bytes: 8 << 20,
         returns: 4,
         offer_blocks: OFFER_BLOCKS,
+        history: 1024,
         stash: 256,
         resend: 64,
         fetch_bytes: 1 << 20,

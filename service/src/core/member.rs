@@ -9,6 +9,7 @@ use storage::volume::Blocks;
 
 use super::Copier;
 use super::frame::{Received, Recent};
+use super::history::History;
 use super::join::Incoming;
 use super::stage::publish::Job;
 
@@ -20,6 +21,8 @@ pub(super) struct Member {
     pub replayed: StreamSeq,
     /// Those up to there on the media.
     pub published: StreamSeq,
+    /// Which transactions brought them there.
+    pub history: History,
     /// Those up to there on all members, as far as it is known here.
     pub all_acked: StreamSeq,
     /// Chunks that came before the one that is next.
@@ -75,6 +78,7 @@ impl Member {
             applied: published,
             replayed: published,
             published,
+            history: History::default(),
             all_acked: StreamSeq(0),
             stash: BTreeMap::new(),
             recent: Recent::default(),

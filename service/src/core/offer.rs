@@ -16,11 +16,14 @@
 use std::collections::VecDeque;
 
 use base::InodeId;
+use storage::volume::since::Since;
 
 /// Blocks of one file offered at a time.
 pub const OFFER_BLOCKS: u64 = 1024;
 /// Blocks offered in one message: the node that joins reads them all, on the thread that decides.
 pub(super) const OFFERED_A_TURN: u64 = 1024;
+/// Parts that have not changed in one message: each takes the node that joins some changes in its tree.
+pub(super) const SAME_A_TURN: usize = 128;
 /// Blocks that are compared at a time, and about so many in a turn of the head.
 pub(super) const COMPARED: u64 = 256;
 
@@ -85,6 +88,8 @@ impl Asked {
 pub(super) struct Offers {
     /// Blocks of a file that are offered at a time; 0: the node has nothing from before.
     pub blocks: u64,
+    /// The state that it has from before, if that is known: what has not changed since is not offered.
+    pub since: Option<Since>,
     /// What its answers name, so that none counts that was given to another snapshot; and the key of what is compared.
     pub id: u64,
     /// Messages with offers that were not answered, in order.
@@ -95,9 +100,10 @@ pub(super) struct Offers {
 
 impl Offers {
     /// Of a snapshot with that number.
-    pub(super) fn new(blocks: u64, id: u64) -> Self {
+    pub(super) fn new(blocks: u64, since: Option<Since>, id: u64) -> Self {
         Self {
             blocks: blocks.min(OFFER_BLOCKS),
+            since,
             id,
             unanswered: VecDeque::new(),
             asked: VecDeque::new(),

@@ -189,7 +189,12 @@ pub struct Ring {
     base: StreamSeq,
     /// Epoch of that chunk; 0: not known.
     base_epoch: Epoch,
+    /// Of chunks that are kept no more: first, last, and in which epoch they were made. They follow each other.
+    released: VecDeque<(StreamSeq, StreamSeq, Epoch)>,
 }
+
+/// So many epochs of chunks that are kept no more are known.
+const EPOCHS: usize = 1024;
 
 impl std::fmt::Debug for Ring {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -226,6 +231,7 @@ impl Ring {
             slot: 0,
             base: published,
             base_epoch: Epoch(0),
+            released: VecDeque::new(),
         };
         if let Some((number, position, seq, epoch)) = ring.newest_slot()? {
             ring.slot = number;
@@ -332,6 +338,32 @@ impl Ring {
     /// Epoch in which the chunk before the oldest was made, if it is known.
     pub fn epoch_before(&self) -> Option<Epoch> {
         Some(self.base_epoch).filter(|epoch| epoch.0 > 0)
+    }
+
+    /// Epoch in which a chunk was made that is kept, or was in the time of this process, if it is known.
+    pub fn epoch_of(&self, seq: StreamSeq) -> Option<Epoch> {
+        if let Some(kept) = self.get(seq) {
+            return Some(kept.header.epoch);
+        }
+        if seq == self.base && self.oldest().0 == seq.0 + 1 {
+            return self.epoch_before();
+        }
+        let found = self.released.partition_point(|(_, last, _)| *last < seq);
+        self.released.get(found).filter(|(first, ..)| *first <= seq).map(|(.., epoch)| *epoch)
+    }
+
+    fn note_released(&mut self, seq: StreamSeq, epoch: Epoch) {
+        match self.released.back_mut() {
+            Some((_, last, of)) if *of == epoch && last.0 + 1 == seq.0 => *last = seq,
+            Some((_, last, _)) if last.0 + 1 != seq.0 => {
+                self.released.clear();
+                self.released.push_back((seq, seq, epoch));
+            }
+            _ => self.released.push_back((seq, seq, epoch)),
+        }
+        if self.released.len() > EPOCHS {
+            self.released.pop_front();
+        }
     }
 
     /// Whether more is free than what a few chunks take: what nobody here needs can stay.
@@ -557,7 +589,9 @@ impl Ring {
         while let Some(front) = self.kept.front()
             && front.header.stream_seq <= seq
         {
-            (self.base, self.base_epoch) = (front.header.stream_seq, front.header.epoch);
+            let ChunkHeader { stream_seq: seq, epoch, .. } = front.header;
+            (self.base, self.base_epoch) = (seq, epoch);
+            self.note_released(seq, epoch);
             self.kept.pop_front();
         }
         if self.kept.len() == before {
@@ -594,6 +628,7 @@ impl Ring {
     pub fn restart(&mut self, seq: StreamSeq) -> Result<(), MediaError> {
         self.settle()?;
         self.kept.clear();
+        self.released.clear();
         (self.base, self.base_epoch) = (seq, Epoch(0));
         self.record(self.head, StreamSeq(seq.0 + 1), Epoch(0))?;
         self.media.fence()

@@ -32,9 +32,12 @@ use storage::volume::reach::Unplaced;
 use storage::volume::{AccountId, Place, View, Volume};
 
 use super::head::Head;
+use super::history::Claim;
 use super::image::Image;
 use super::message::Message;
-use super::offer::{Asked, COMPARED, Doubt, OFFERED_A_TURN, Offered, Offers, Part};
+use super::offer::{
+    Asked, COMPARED, Doubt, OFFER_BLOCKS, OFFERED_A_TURN, Offered, Offers, Part, SAME_A_TURN,
+};
 use super::{Effect, Failure, Node};
 
 /// Bytes of synthetic entries after which a turn ends.
@@ -274,7 +277,7 @@ impl Dump {
             },
             Stage::Content(ino, at) => {
                 let Some(record) = self.view.attr(ino)? else { return Err(vanished(ino)) };
-                match self.content(now, out, &record, at, offers.blocks)? {
+                match self.content(now, out, &record, at, offers)? {
                     Some(to) => self.stage = Stage::Content(ino, to),
                     None => {
                         // Writing it has changed the times.
@@ -548,7 +551,7 @@ impl Dump {
         out: &mut Synthetic,
         record: &InodeRecord,
         at: u64,
-        blocks: u64,
+        offers: &Offers,
     ) -> Result<Option<u64>, Failure> {
         let (ino, size) = (record.ino, record.size);
         let (extent, from, mut to) = match self.next_content(now, ino, at, size)? {
@@ -584,8 +587,15 @@ impl Dump {
                 Err(free) => to = to.min(from.saturating_add(free)),
             }
         }
-        let offered =
-            self.offer(now, out, record, &extent, (from, to.min(from + blocks * BLOCK_BYTES)))?;
+        let (same, upto) = self.same(now, out, ino, (from, to), offers)?;
+        to = upto;
+        let offered = match same {
+            true => Some(to),
+            false => {
+                let most = from + offers.blocks * BLOCK_BYTES;
+                self.offer(now, out, record, &extent, (from, to.min(most)))?
+            }
+        };
         let to = match offered {
             Some(to) => to,
             None => match self.bytes(now, out, ino, (from, to))? {
@@ -600,6 +610,25 @@ impl Dump {
         }
         // Of the block with the last byte there is no more.
         Ok(Some(to.next_multiple_of(BLOCK_BYTES)))
+    }
+
+    /// Whether the node has bytes of a file from before, or may not have them, and up to where.
+    fn same(
+        &self,
+        now: &Volume,
+        out: &mut Synthetic,
+        ino: InodeId,
+        (from, to): (u64, u64),
+        offers: &Offers,
+    ) -> Result<(bool, u64), Failure> {
+        let Some(since) = &offers.since else { return Ok((false, to)) };
+        let first = from / BLOCK_BYTES;
+        let end = to.div_ceil(BLOCK_BYTES).min(first + OFFER_BLOCKS);
+        let (same, blocks) = self.view.same_since(now, ino, (first, end), since)?;
+        if same {
+            out.same.push(Part { ino, first, count: blocks as u32 });
+        }
+        Ok((same, to.min((first + blocks) * BLOCK_BYTES)))
     }
 
     /// Some bytes of an extent: up to where. None: they are rotten.
@@ -658,6 +687,7 @@ impl Node {
         from: NodeId,
         incarnation: u64,
         had: bool,
+        claim: Option<Claim>,
     ) -> Result<(), Failure> {
         let now = (!self.fenced).then_some(self.env.now);
         let Some(head) = self.part.head_mut() else { return Ok(()) };
@@ -695,7 +725,11 @@ impl Node {
         let (seq, heard) = (self.member.applied, self.env.now);
         let had = had && self.volume.sums_base().is_some();
         let blocks = if had { self.env.config.limits.offer_blocks } else { 0 };
-        let offers = Offers::new(blocks, self.env.random.next_u64());
+        let since = claim.filter(|_| blocks > 0).and_then(|claim| self.since(claim));
+        if let Some(since) = since {
+            log::info!("node {from} has what was published up to {}", since.position);
+        }
+        let offers = Offers::new(blocks, since, self.env.random.next_u64());
         let Some(head) = self.part.head_mut() else { return Ok(()) };
         let inodes = self.volume.root().inodes;
         let going = Outgoing::new(seq, (dump, None), offers, inodes, heard);
@@ -793,6 +827,7 @@ impl Node {
             && writer.len() < PIECE
             && writer.offered < OFFERED_A_TURN
             && writer.compared < COMPARED
+            && writer.same.len() < SAME_A_TURN
             && dump.stage != Stage::Done
             && writer.wrong.is_empty()
         {
@@ -850,11 +885,16 @@ impl Node {
                 self.part.head().is_some_and(|h| h.keeping.waits_for_others_than(node, view, now));
             self.send(node, Message::Snapshot { seq, piece, last_inode, end, waits, raw });
         }
-        if offers {
+        if !writer.offers.is_empty() || !writer.sure.is_empty() {
             let (piece, id) = (going.next(), going.offers.id);
             let (offers, sure) = (writer.offers, writer.sure);
             going.offers.made(piece);
             self.send(node, Message::SnapshotOffer { seq, piece, id, offers, sure });
+        }
+        if !writer.same.is_empty() {
+            let (piece, id, parts) = (going.next(), going.offers.id, writer.same);
+            going.offers.made(piece);
+            self.send(node, Message::SnapshotSame { seq, piece, id, parts });
         }
         let Some(head) = self.part.head_mut() else { return Ok(false) };
         if !end {
@@ -921,6 +961,8 @@ struct Synthetic {
     /// What the node is to take over, and how many blocks were compared.
     sure: Vec<Part>,
     compared: u64,
+    /// What has not changed since the state that the node has.
+    same: Vec<Part>,
 }
 
 impl Synthetic {
@@ -947,12 +989,13 @@ impl Synthetic {
 
     /// Bytes of what is offered, about.
     fn offers_bytes(&self) -> usize {
-        self.offers.iter().map(|o| 20 + 4 * o.crcs.len()).sum::<usize>() + 20 * self.sure.len()
+        let offered = self.offers.iter().map(|o| 20 + 4 * o.crcs.len()).sum::<usize>();
+        offered + 20 * (self.sure.len() + self.same.len())
     }
 
     /// Whether something is offered.
     fn offers(&self) -> bool {
-        !self.offers.is_empty() || !self.sure.is_empty()
+        !self.offers.is_empty() || !self.sure.is_empty() || !self.same.is_empty()
     }
 
     fn len(&self) -> usize {

@@ -35,6 +35,7 @@ mod rig;
 mod room;
 mod scrub;
 mod share;
+mod since;
 mod snapshots;
 mod sole;
 mod threads;

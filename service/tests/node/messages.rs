@@ -85,7 +85,14 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         14 => Message::Position { seq },
         15 => Message::StreamWant { from: seq },
         16 => Message::Resume { seq, last: StreamSeq(random.next_u64() >> 1) },
-        17 if token % 2 == 0 => Message::SnapshotHad { incarnation: random.next_u64() },
+        17 if token % 3 == 0 => Message::SnapshotHad { incarnation: random.next_u64() },
+        17 if token % 3 == 1 => Message::SnapshotSince {
+            incarnation: random.next_u64(),
+            had: token % 2 == 0,
+            published: seq,
+            last: seq,
+            epoch: Epoch(3),
+        },
         17 => Message::SnapshotWant { incarnation: random.next_u64() },
         18 => {
             let ask = match random.below(3) {
@@ -123,6 +130,10 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             let offers = (0..random.below(4)).map(|_| offer(random)).collect();
             let sure = vec![Part { ino, first: token % 9, count: 3 }];
             Message::SnapshotOffer { seq, piece: token as u32, id: token, offers, sure }
+        }
+        31 if token.is_multiple_of(3) => {
+            let parts = (0..random.below(4)).map(|first| Part { ino, first, count: 3 }).collect();
+            Message::SnapshotSame { seq, piece: token as u32, id: token, parts }
         }
         31 => {
             let part = |n: u64| Part { ino, first: n, count: 1 + n as u32 };
@@ -313,6 +324,7 @@ fn a_linked_node_has_the_part_that_the_view_gives_it() {
                 message,
                 Message::SnapshotWant { .. }
                     | Message::SnapshotHad { .. }
+                    | Message::SnapshotSince { .. }
                     | Message::Position { .. }
                     | Message::Kept { .. }
                     | Message::ClientGone { .. }
@@ -334,6 +346,13 @@ fn a_linked_node_has_the_part_that_the_view_gives_it() {
     for message in [
         Message::SnapshotWant { incarnation: 1 },
         Message::SnapshotHad { incarnation: 1 },
+        Message::SnapshotSince {
+            incarnation: 1,
+            had: true,
+            published: StreamSeq(1),
+            last: StreamSeq(1),
+            epoch: Epoch(1),
+        },
         Message::Position { seq: StreamSeq(StreamSeq::END.0 - 1) },
         Message::ChunkAck { seq: StreamSeq(1) },
         Message::ClientUp {

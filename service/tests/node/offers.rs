@@ -7,7 +7,7 @@ use base::random::Random;
 use base::{InodeId, NodeId, crc32c};
 use service::core::Node;
 use service::core::limits::Limits;
-use service::core::message::SNAPSHOT_HAD;
+use service::core::message::{SNAPSHOT_HAD, SNAPSHOT_SINCE};
 use storage::format::entry::{Op, Stamp, mask};
 use storage::limits::BLOCK_BYTES;
 use storage::media::{Media, MediaError, Segment, Spare};
@@ -20,13 +20,23 @@ use crate::scrub::{agree, flip_in, view, write};
 const BLOCK: usize = BLOCK_BYTES as usize;
 const TWO: NodeId = NodeId(2);
 
+/// (What has not changed since is not offered: see `since`.)
 pub fn limits(offer_blocks: u64) -> Limits {
-    Limits { returns: 0, offer_blocks, ..Limits::SHIPPED }
+    Limits { returns: 0, offer_blocks, history: 0, ..Limits::SHIPPED }
 }
 
 /// Two nodes and files that both have; then the second is away.
 pub fn parted(offer_blocks: u64, seed: u64, files: u8, blocks: usize) -> (Rig, Hand, Vec<InodeId>) {
-    let mut rig = Rig::with(2, seed, config_with(limits(offer_blocks)));
+    parted_with(limits(offer_blocks), seed, files, blocks)
+}
+
+pub fn parted_with(
+    limits: Limits,
+    seed: u64,
+    files: u8,
+    blocks: usize,
+) -> (Rig, Hand, Vec<InodeId>) {
+    let mut rig = Rig::with(2, seed, config_with(limits));
     let mut hand = rig.attach(0, 0);
     let mut inodes = Vec::new();
     for n in 0..files {
@@ -341,7 +351,7 @@ pub fn change(
 }
 
 /// nicfs of the second node dies, and its machine perhaps; it comes back with what is left.
-fn dies(rig: &mut Rig, random: &mut Random, blocks: u64) {
+fn dies(rig: &mut Rig, random: &mut Random, limits: Limits) {
     for (to, from, queue) in &mut rig.links {
         if *to == TWO || *from == TWO {
             queue.clear();
@@ -352,7 +362,7 @@ fn dies(rig: &mut Rig, random: &mut Random, blocks: u64) {
         rig.regions[1] = Arc::new(rig.regions[1].cut(random));
     }
     let media = Arc::clone(&rig.regions[1]) as Arc<dyn Media>;
-    let config = config_with(limits(blocks));
+    let config = config_with(limits);
     rig.nodes[1] = Node::new(config(2), media, random.clone()).expect("a node");
 }
 
@@ -368,12 +378,35 @@ fn it_goes_on_wherever_it_is_interrupted() {
 /// Histories of a node that goes and comes back, while its links end, and it dies, in the middle of that; how many bytes it took over in all, and how
 /// often it died. `check` looks at both nodes whenever it is back.
 pub fn interrupted(seeds: std::ops::Range<u64>, change: Change, check: fn(&mut Rig)) -> (u64, u64) {
+    interrupted_with(seeds, |_| 0, |_, _| Vec::new(), change, check)
+}
+
+/// The same with so many publications known, and more files, which both have.
+pub fn interrupted_with(
+    seeds: std::ops::Range<u64>,
+    history: fn(&mut Random) -> usize,
+    begin: fn(&mut Rig, &mut Hand) -> Vec<InodeId>,
+    change: Change,
+    check: fn(&mut Rig),
+) -> (u64, u64) {
     let (mut taken, mut deaths) = (0, 0);
     for seed in seeds {
         let mut random = Random::new(0x0ffe4 + seed);
         let blocks = [1, 3, 64, 1024][random.below(4) as usize];
-        let (mut rig, mut hand, mut files) = parted(blocks, seed, 6, 9);
+        let limits = Limits { history: history(&mut random.clone()), ..limits(blocks) };
+        let (mut rig, mut hand, mut files) = parted_with(limits, seed, 6, 9);
         let mut epoch = 2;
+        let more = begin(&mut rig, &mut hand);
+        if !more.is_empty() {
+            files.extend(more);
+            epoch += 1;
+            back(&mut rig, epoch);
+            comes_in(&mut rig, epoch);
+            epoch += 2;
+            for n in 0..2 {
+                view(&mut rig, n, epoch, &[1], &[]);
+            }
+        }
         let mut n = 0;
         for _ in 0..1 + random.below(3) {
             for _ in 0..random.below(30) {
@@ -385,7 +418,7 @@ pub fn interrupted(seeds: std::ops::Range<u64>, change: Change, check: fn(&mut R
                 rig.settle();
             }
             if random.chance(1, 3) {
-                dies(&mut rig, &mut random, blocks);
+                dies(&mut rig, &mut random, limits);
             }
             epoch += 1;
             back(&mut rig, epoch);
@@ -397,7 +430,7 @@ pub fn interrupted(seeds: std::ops::Range<u64>, change: Change, check: fn(&mut R
                 match random.below(20) {
                     0 => rig.renew(NodeId(1), TWO),
                     1 => {
-                        dies(&mut rig, &mut random, blocks);
+                        dies(&mut rig, &mut random, limits);
                         deaths += 1;
                         epoch += 1;
                         view(&mut rig, 0, epoch, &[1], &[]);
@@ -439,7 +472,7 @@ fn a_head_that_offers_nothing_sends_everything() {
     back(&mut rig, 3);
     for _ in 0..60 {
         for (_, _, queue) in &mut rig.links {
-            queue.retain(|(kind, _)| *kind != SNAPSHOT_HAD);
+            queue.retain(|(kind, _)| ![SNAPSHOT_HAD, SNAPSHOT_SINCE].contains(kind));
         }
         rig.deliver_all();
         rig.pass(20_000_000);

@@ -114,6 +114,22 @@ impl Volume {
         failed.map_or(Ok(found), |e| Err(corrupt(ino)(e)))
     }
 
+    /// The run that has a block of a file, and which transaction wrote the page that says so.
+    pub(super) fn run_written(
+        &self,
+        ino: InodeId,
+        block: u64,
+    ) -> Result<Option<(Run, u64)>, Fault> {
+        if self.condemned.get() {
+            return Err(Fault::Condemned);
+        }
+        let key = |item| Key::new(ino.0, kind::EXTENT, item);
+        let found = self.tree.last_written(key(0), key(block), |k, v| Run::decode(k.item, v))?;
+        let Some((run, written)) = found else { return Ok(None) };
+        let run = run.map_err(corrupt(ino))?;
+        Ok((run.end() > block).then_some((run, written)))
+    }
+
     /// Stores `new` in the place of `old` (both sorted, covering the same part of the file).
     pub(super) fn replace_runs(
         &mut self,

@@ -137,7 +137,13 @@ impl Volume {
         Ok(known.then(|| sums.iter().map(|sum| sum.crc).collect()))
     }
 
-    fn entries(&self, base: u64, arena: u32, block: u64, count: u64) -> Result<Vec<Sum>, Fault> {
+    pub(super) fn entries(
+        &self,
+        base: u64,
+        arena: u32,
+        block: u64,
+        count: u64,
+    ) -> Result<Vec<Sum>, Fault> {
         let mut entries = Vec::new();
         let len = (count * SUM_BYTES) as usize;
         self.media.append(Segment::Arena(arena), sum_at(base, block), len, &mut entries)?;

@@ -1,0 +1,85 @@
+//! What of a file is as it was in a state before, told without anything of that state, and without reading content: its node has it
+//! then, if it had that state.
+//!
+//! A page of the tree says which transaction wrote it, and is not changed after that; the checksum of a block says up to which position of
+//! the stream the publication came that wrote to it last. So an extent whose leaf no transaction after some published one has written lies where it lay
+//! then, and a block of it that no publication after that wrote to has the bytes that it had.
+//!
+//! A publication that came up to a position has what the stream says up to there, and may have a part of the chunk behind it. So
+//! of what came up to some position all is in a state that came further, and of that no other part.
+
+use base::planted::{Bug, planted};
+use base::{InodeId, StreamSeq};
+
+use super::{Fault, View, Volume};
+use crate::format::item::Run;
+
+/// Blocks looked at in one go.
+const LOOKED: u64 = 1024;
+/// A position that is half of this or more before another is not told from one behind it: of what lies at rest there is the lower half.
+pub const FAR: u64 = 1 << 31;
+
+/// A state of the volume somewhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Since {
+    /// It has all that the stream says up to there. (Which is less than [`FAR`] behind what is read.)
+    pub position: StreamSeq,
+    /// A transaction that was published here with the state of a position before that.
+    pub transaction: u64,
+}
+
+impl Since {
+    /// Whether a publication that came up to a position of which this is the lower half had nothing that the state has not.
+    const fn has(&self, position: u32) -> bool {
+        let behind = (self.position.0 as u32).wrapping_sub(position);
+        0 < behind && (behind as u64) < FAR
+    }
+}
+
+impl View {
+    /// Where blocks of a file lie. None: not all of them lie anywhere, with content.
+    pub fn runs_with(&self, ino: InodeId, first: u64, end: u64) -> Result<Option<Vec<Run>>, Fault> {
+        let (mut at, mut runs) = (first, Vec::new());
+        for run in self.runs(ino, first, end, usize::MAX)? {
+            let run = run.cut(first, end);
+            if run.file != at || run.unwritten {
+                return Ok(None);
+            }
+            at = run.end();
+            runs.push(run);
+        }
+        Ok((at == end).then_some(runs))
+    }
+
+    /// Of the blocks of a file from `block` on, up to `end`, how many are as they were in a state before (`true`), or how many may not
+    /// be; at least one. `now` is the volume of which this is a view: they lie there where they lie here.
+    pub fn same_since(
+        &self,
+        now: &Volume,
+        ino: InodeId,
+        (block, end): (u64, u64),
+        since: &Since,
+    ) -> Result<(bool, u64), Fault> {
+        let left = end.saturating_sub(block).max(1);
+        let other = |blocks: u64| Ok((false, blocks.clamp(1, left)));
+        let Some(base) = now.sums_base() else { return other(left) };
+        let Some((run, written)) = self.run_written(ino, block)? else { return other(left) };
+        let run = run.cut(block, end);
+        if run.unwritten || (written > since.transaction && !planted(Bug::SinceMoved)) {
+            return other(run.len);
+        }
+        let there = now.runs(ino, block, block + 1, 1)?;
+        let Some(there) = there.first().map(|there| there.cut(block, end)) else { return other(1) };
+        if there.unwritten || (there.arena, there.block) != (run.arena, run.block) {
+            return other(there.len.min(run.len));
+        }
+        let count = run.len.min(there.len).min(LOOKED);
+        let sums = now.entries(base, run.arena, run.block, count)?;
+        let same = |at: usize| {
+            sums[at].is_known() && since.has(sums[at].position) || planted(Bug::SinceWritten)
+        };
+        let first = same(0);
+        let blocks = (0..sums.len()).take_while(|at| same(*at) == first).count();
+        Ok((first, (blocks as u64).clamp(1, left)))
+    }
+}
