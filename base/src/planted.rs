@@ -728,6 +728,8 @@ pub enum Bug {
     SinceWritten = 499,
     /// A node that went on by itself, in an epoch that came to nothing, counts as one that has a state of the stream.
     SinceOfOthers = 500,
+    /// All waits for a node that joins, however long that takes.
+    JoinStalls = 501,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2393,6 +2395,11 @@ impl Bug {
             Bug::SinceOfOthers,
             "since-of-others",
             "a node that comes back with chunks which nobody else has is told to keep what they wrote",
+        ),
+        (
+            Bug::JoinStalls,
+            "join-stalls",
+            "nothing is written any more when the stream ring is full, until a node that joins has everything",
         ),
         (
             Bug::LevelIgnored,

@@ -389,7 +389,7 @@ impl Node {
             // Ended in the middle of joining: what lies here is no state of the volume, and the
             // coordinator was not told that it is.
             log::warn!("the region holds half a snapshot; the node joins anew");
-            node.ring.restart(published)?;
+            node.ring.restart(published, Epoch(0))?;
             let found = match node.agent.table.rebooted {
                 true => found,
                 false => {
@@ -401,7 +401,7 @@ impl Node {
             return Ok(node);
         }
         if planted(Bug::ReplayForgotten) {
-            node.ring.restart(published)?;
+            node.ring.restart(published, Epoch(0))?;
         }
         let mut replayed = restart::Replayed::default();
         node.member.replayed = node.ring.last();

@@ -91,6 +91,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (495..497, "cluster/tests/machine.rs"),
     (497..498, "service/tests/node/snapshots.rs"),
     (498..501, "service/tests/node/since.rs"),
+    (501..502, "service/tests/node/joins.rs"),
 ];
 /// Variants of threads that share a file.
 const SHARED: std::ops::Range<u16> = 360..380;

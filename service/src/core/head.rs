@@ -113,7 +113,9 @@ pub(super) struct Head {
     pub joining: BTreeMap<NodeId, u64>,
     pub snapshots: BTreeMap<NodeId, super::snapshot::Outgoing>,
     /// Of the one a piece of which is being made: it is not among them meanwhile.
-    pub in_the_making: Option<StreamSeq>,
+    pub in_the_making: Option<super::snapshot::Start>,
+    /// Which process was sent how many snapshots since it joins.
+    pub passes: BTreeMap<NodeId, (u64, u32)>,
     /// Those that are to be sent an image.
     pub images_wanted: BTreeSet<NodeId>,
     /// Followers that the coordinator was asked to let into the chain, and when last.
@@ -159,6 +161,7 @@ impl Head {
             joining: BTreeMap::new(),
             snapshots: BTreeMap::new(),
             in_the_making: None,
+            passes: BTreeMap::new(),
             images_wanted: BTreeSet::new(),
             promised: BTreeMap::new(),
             promoted_at: 0,
@@ -170,6 +173,7 @@ impl Head {
         self.acked.retain(|n, _| view.chain.contains(n));
         self.heard.retain(|n, _| view.chain.contains(n) || view.syncing.contains(n));
         self.keeping.review(view, until);
+        self.passes.retain(|n, _| view.syncing.contains(n));
         if !new_epoch {
             self.snapshots.retain(|n, _| view.syncing.contains(n));
             self.images_wanted.retain(|n| view.syncing.contains(n));

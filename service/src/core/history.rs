@@ -52,8 +52,8 @@ impl History {
 }
 
 /// What a node that needs a snapshot says of what it has: what the stream says up to `published`, and maybe some of what follows, up to
-/// `last`, which is of the stream as the head of that epoch had it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// `last`, which is of the stream as the head of that epoch had it. All 0: that is not known.
+#[derive(Default, Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Claim {
     pub published: StreamSeq,
     pub last: StreamSeq,
@@ -76,20 +76,22 @@ impl Node {
         let own = epoch == self.view.epoch || made.is_some_and(|made| made <= epoch);
         let own = own || planted(Bug::SinceOfOthers);
         let far = self.ring.last().0.checked_sub(published.0)? >= FAR;
-        if !own || far || published > last || last > self.ring.last() {
+        if !own || far || published.0 == 0 || published > last || last > self.ring.last() {
             return None;
         }
         Some(Since { position: published, transaction: self.member.history.before(published)? })
     }
 
-    /// What is to be said of the volume here before a snapshot comes.
+    /// What is to be said of the volume here before a snapshot comes. None: nothing will be that is of use.
     pub(super) fn claim(&self) -> Option<Claim> {
         let incoming = self.member.incoming.as_ref()?;
+        if self.env.config.limits.history == 0 || self.volume.sums_base().is_none() {
+            return None;
+        }
         let epoch = incoming.whole.max(self.ring.last_epoch());
         let known = !incoming.emptied && self.member.published.0 > 0 && epoch.0 > 0;
         let (published, last) = (self.member.published, self.ring.last());
-        let may = self.env.config.limits.history > 0 && self.volume.sums_base().is_some();
-        (known && may).then_some(Claim { published, last, epoch })
+        Some(if known { Claim { published, last, epoch } } else { Claim::default() })
     }
 }
 

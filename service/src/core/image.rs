@@ -29,7 +29,7 @@ use storage::volume::{Blocks, Place, Refusal, Volume, joins};
 
 use super::message::Message;
 use super::offer::Offers;
-use super::snapshot::{MENDING, Outgoing, PIECE};
+use super::snapshot::{MENDING, Outgoing, PIECE, Start};
 use super::{Failure, Node};
 
 /// Blocks in one part.
@@ -261,7 +261,8 @@ impl Node {
         let offers = Offers::new(0, None, self.env.random.next_u64());
         log::info!("node {node} joins at stream position {seq}, with all snapshots");
         let inodes = self.volume.root().inodes;
-        let going = Outgoing::new(seq, (None, Some(image)), offers, inodes, now);
+        let start = Start { seq, waited_for: true, behind: false };
+        let going = Outgoing::new(start, (None, Some(image)), offers, inodes, now);
         if let Some(head) = self.part.head_mut() {
             head.snapshots.insert(node, going);
         }
@@ -314,7 +315,7 @@ impl Node {
             let nanos = u128::from(raw.len() as u64) * 1_000_000_000 / u128::from(rate);
             going.pause = going.pause.max(self.env.now.saturating_add(nanos as u64));
         }
-        let (seq, piece, last_inode) = (going.seq, going.next(), self.volume.last_inode());
+        let (seq, piece, last_inode) = (going.start.seq, going.next(), self.volume.last_inode());
         let (view, now) = (&self.view, self.env.now);
         let waits =
             self.part.head().is_some_and(|h| h.keeping.waits_for_others_than(node, view, now));

@@ -185,6 +185,10 @@ impl Node {
     pub(super) fn resume(&mut self, seq: StreamSeq, last: StreamSeq) -> Result<(), Failure> {
         let asked = self.part.join_mut().and_then(|join| join.returning.take());
         if asked.is_none() {
+            if seq.0 == 0 && self.member.incoming.is_none() && !self.is_behind() {
+                // The stream went on without it meanwhile. What has changed since is less than all.
+                self.begin_join();
+            }
             return Ok(());
         }
         if seq.0 == 0 || seq < self.published_or_begun() || seq > self.ring.last() {
@@ -291,7 +295,7 @@ impl Node {
         let incarnation = self.env.config.incarnation;
         let claim = self.claim();
         if let Some(incoming) = &mut self.member.incoming {
-            incoming.claimed = claim.is_some();
+            incoming.claimed = claim.is_some_and(|claim| claim.published.0 > 0);
         }
         if let Some(Claim { published, last, epoch }) = claim {
             self.to_head(Message::SnapshotSince { incarnation, had, published, last, epoch });
@@ -391,7 +395,8 @@ impl Node {
     /// The state of the stream up to there is here, and published.
     pub(super) fn joined_at(&mut self, seq: StreamSeq, waits: bool) -> Result<(), Failure> {
         (self.member.applied, self.member.published) = (seq, seq);
-        self.ring.restart(seq)?;
+        // Whoever made that chunk: all up to it is as the head of this epoch has it.
+        self.ring.restart(seq, self.view.epoch)?;
         self.member.whole_in = Some(self.view.epoch);
         if let Some(join) = self.part.join_mut() {
             join.joined_at = self.env.now;
@@ -687,7 +692,7 @@ impl Node {
         if let Some(incoming) = &mut self.member.incoming {
             incoming.image = image.then(|| self.volume.begin_image());
         }
-        self.ring.restart(seq)?;
+        self.ring.restart(seq, Epoch(0))?;
         (self.member.applied, self.member.published) = (StreamSeq(0), StreamSeq(0));
         Ok(())
     }

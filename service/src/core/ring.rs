@@ -5,7 +5,8 @@
 //! segment Stream
 //!      0   two slots of 64 bytes: magic "CBSR" u32, checksum u32 (bytes 8..40), number u64 (grows
 //!          with each update, even numbers in slot 0), position u64 and stream seq u64 of the oldest
-//!          chunk kept, epoch u32, zero u32
+//!          chunk kept, its epoch u32 (without one: of the chunk before, or one after that whose head has it as well),
+//!          zero u32
 //!   4096   the ring
 //! ```
 //!
@@ -187,7 +188,7 @@ pub struct Ring {
     slot: u64,
     /// Sequence before the first chunk when nothing is kept.
     base: StreamSeq,
-    /// Epoch of that chunk; 0: not known.
+    /// Epoch of that chunk, or one after it whose head has it as well; 0: not known.
     base_epoch: Epoch,
     /// Of chunks that are kept no more: first, last, and in which epoch they were made. They follow each other.
     released: VecDeque<(StreamSeq, StreamSeq, Epoch)>,
@@ -330,17 +331,17 @@ impl Ring {
         self.kept.back().map_or(self.base, |k| k.header.stream_seq)
     }
 
-    /// Epoch in which the newest chunk was made; 0: not known.
+    /// Epoch in which the newest chunk was made, or one after it whose head has it as well; 0: not known.
     pub fn last_epoch(&self) -> Epoch {
         self.kept.back().map_or(self.base_epoch, |k| k.header.epoch)
     }
 
-    /// Epoch in which the chunk before the oldest was made, if it is known.
+    /// The same of the chunk before the oldest, if it is known.
     pub fn epoch_before(&self) -> Option<Epoch> {
         Some(self.base_epoch).filter(|epoch| epoch.0 > 0)
     }
 
-    /// Epoch in which a chunk was made that is kept, or was in the time of this process, if it is known.
+    /// The same of a chunk that is kept, or was in the time of this process, if it is known.
     pub fn epoch_of(&self, seq: StreamSeq) -> Option<Epoch> {
         if let Some(kept) = self.get(seq) {
             return Some(kept.header.epoch);
@@ -624,13 +625,13 @@ impl Ring {
         self.media.fence()
     }
 
-    /// Begins anew after `seq`: a snapshot replaced everything before.
-    pub fn restart(&mut self, seq: StreamSeq) -> Result<(), MediaError> {
+    /// Begins anew after `seq`: a snapshot replaced everything before. `epoch`: by whose head the stream up to there is known; 0: it is not.
+    pub fn restart(&mut self, seq: StreamSeq, epoch: Epoch) -> Result<(), MediaError> {
         self.settle()?;
         self.kept.clear();
         self.released.clear();
-        (self.base, self.base_epoch) = (seq, Epoch(0));
-        self.record(self.head, StreamSeq(seq.0 + 1), Epoch(0))?;
+        (self.base, self.base_epoch) = (seq, epoch);
+        self.record(self.head, StreamSeq(seq.0 + 1), epoch)?;
         self.media.fence()
     }
 

@@ -61,10 +61,23 @@ const S_IFMT: u32 = 0o170_000;
 const S_IFDIR: u32 = 0o040_000;
 const S_IFREG: u32 = 0o100_000;
 
+/// From the third snapshot on that a process is sent, all waits for it rather than that it comes to nothing.
+const PASSES: u32 = 3;
+
+/// Where in the stream a snapshot is, and whether what comes then is kept for whom it is sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Start {
+    pub(super) seq: StreamSeq,
+    /// However long it takes. Else as long as there is room: whoever is left behind is sent another one, of what has changed since.
+    pub(super) waited_for: bool,
+    /// It is left behind.
+    pub(super) behind: bool,
+}
+
 /// A snapshot on its way to a joining node.
 #[derive(Debug)]
 pub(super) struct Outgoing {
-    pub(super) seq: StreamSeq,
+    pub(super) start: Start,
     /// None: all of it is on its way.
     dump: Option<Dump>,
     /// Instead of that: the volume with its snapshots.
@@ -123,14 +136,14 @@ impl Outgoing {
 
     /// Of something that begins now, at that position.
     pub(super) fn new(
-        seq: StreamSeq,
+        start: Start,
         (dump, image): (Option<Dump>, Option<Image>),
         offers: Offers,
         inodes: u64,
         now: Nanos,
     ) -> Self {
         Self {
-            seq,
+            start,
             dump,
             image: image.map(Box::new),
             number: 0,
@@ -732,7 +745,11 @@ impl Node {
         let offers = Offers::new(blocks, since, self.env.random.next_u64());
         let Some(head) = self.part.head_mut() else { return Ok(()) };
         let inodes = self.volume.root().inodes;
-        let going = Outgoing::new(seq, (dump, None), offers, inodes, heard);
+        let pass = head.begin_pass(from, incarnation);
+        // (Who knows of nothing before is sent all of it again.)
+        let waited_for = claim.is_none() || pass >= PASSES || planted(Bug::JoinStalls);
+        let start = Start { seq, waited_for, behind: false };
+        let going = Outgoing::new(start, (dump, None), offers, inodes, heard);
         head.snapshots.insert(from, going);
         Ok(())
     }
@@ -746,7 +763,7 @@ impl Node {
     pub(super) fn snapshot_acked(&mut self, from: NodeId, seq: StreamSeq, piece: u32) {
         let Some(head) = self.part.head_mut() else { return };
         let now = self.env.now;
-        if let Some(going) = head.snapshots.get_mut(&from).filter(|s| s.seq == seq) {
+        if let Some(going) = head.snapshots.get_mut(&from).filter(|s| s.start.seq == seq) {
             // Of a snapshot that was begun anew at the same position: no piece counts that was not sent.
             let acked = going.offers.bounds(piece.saturating_add(1).min(going.number));
             if acked > going.acked {
@@ -765,7 +782,8 @@ impl Node {
         doubts: &[Doubt],
     ) {
         let Some(head) = self.part.head_mut() else { return };
-        let going = head.snapshots.get_mut(&from).filter(|s| s.seq == seq && s.offers.id == id);
+        let going =
+            head.snapshots.get_mut(&from).filter(|s| s.start.seq == seq && s.offers.id == id);
         if going.is_some_and(|going| going.offers.answered(piece, lacks, doubts)) {
             self.snapshot_acked(from, seq, piece);
         }
@@ -797,10 +815,13 @@ impl Node {
         let open = |(n, s): (&NodeId, &Outgoing)| (s.is_open() && now >= s.pause).then_some(*n);
         let Some(node) = head.snapshots.iter().find_map(open) else { return Ok(false) };
         let Some(going) = head.snapshots.remove(&node) else { return Ok(false) };
-        head.in_the_making = Some(going.seq);
+        head.in_the_making = Some(going.start);
         let done = self.next_piece(node, going);
         if let Some(head) = self.part.head_mut() {
-            head.in_the_making = None;
+            let start = head.in_the_making.take();
+            if let (Some(start), Some(going)) = (start, head.snapshots.get_mut(&node)) {
+                going.start = start;
+            }
         }
         done
     }
@@ -861,7 +882,7 @@ impl Node {
             }
         }
         let (end, offers) = (dump.stage == Stage::Done, writer.offers());
-        let (seq, last_inode) = (going.seq, self.volume.last_inode());
+        let (seq, last_inode) = (going.start.seq, self.volume.last_inode());
         going.passed = if end { going.inodes } else { dump.passed };
         let bytes = (writer.len() + writer.offers_bytes()) as u64;
         going.sent += bytes;
@@ -912,9 +933,35 @@ impl Node {
 impl Head {
     /// From where on nodes that join have to have the stream: behind a snapshot, and behind what who has that holds of it.
     pub(super) fn held(&self) -> impl Iterator<Item = StreamSeq> {
-        let sent = self.snapshots.values().map(|going| going.seq);
+        let sent = self.snapshots.values().map(|going| going.start).chain(self.in_the_making);
+        let sent = sent.filter(|place| !place.behind).map(|place| place.seq);
         let follow = self.followers.iter().filter_map(|node| self.acked.get(node).copied());
-        sent.chain(self.in_the_making).chain(follow)
+        sent.chain(follow)
+    }
+
+    /// There is no room in the ring: who is sent a snapshot, and need not be waited for, is left behind. `false`: nobody.
+    pub(super) fn leave_behind(&mut self) -> bool {
+        let mut left = false;
+        let making = self.in_the_making.as_mut().map(|place| (None, place));
+        let places = self.snapshots.iter_mut().map(|(node, going)| (Some(*node), &mut going.start));
+        for (node, place) in places.chain(making) {
+            if !place.waited_for && !place.behind {
+                log::info!(
+                    "the stream goes on without {}, which is to join at {}: it is sent what changes meanwhile when it has that",
+                    node.map_or("a node".into(), |node| format!("node {node}")),
+                    place.seq
+                );
+                (place.behind, left) = (true, true);
+            }
+        }
+        left
+    }
+
+    /// A snapshot is begun for a process; the how manyth that is.
+    fn begin_pass(&mut self, node: NodeId, incarnation: u64) -> u32 {
+        let pass = self.passes.entry(node).or_default();
+        *pass = (incarnation, if pass.0 == incarnation { pass.1.saturating_add(1) } else { 1 });
+        pass.1
     }
 
     /// A process of a node joins, from the beginning. `false`: it may be in the chain already, by the word of this head, and

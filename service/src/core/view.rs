@@ -301,6 +301,10 @@ impl Node {
                 let Some(head) = self.part.head_mut() else { return Ok(()) };
                 head.followers.insert(from);
                 head.snapshots.remove(&from);
+            } else if self.view.syncing.contains(&from) {
+                // It has a snapshot, and the stream has left it behind.
+                let last = self.ring.last();
+                self.send(from, Message::Resume { seq: StreamSeq(0), last });
             }
             return self.advance_acks();
         }

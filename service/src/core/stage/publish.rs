@@ -9,6 +9,7 @@ use storage::media::{MediaError, Segment};
 use storage::volume::{Blocks, CopyItem, Place, Sealed, Summing, back_copies, run_copies};
 
 use crate::core::event::COPIES_MAX;
+use crate::core::head::Head;
 use crate::core::work::{self, End, Kind, Piece};
 use crate::core::{Effect, Failure, Node};
 
@@ -489,7 +490,7 @@ impl Node {
     /// Chunks that nobody needs any more leave the ring; their inodes are clean.
     pub(in crate::core) fn give_up(&mut self) -> Result<(), Failure> {
         let hold = self.part.head().and_then(|head| match planted(Bug::RestReleased) {
-            true => head.snapshots.values().map(|going| going.seq).min(),
+            true => head.snapshots.values().map(|going| going.start.seq).min(),
             false => head.held().min(),
         });
         let mut done = self.member.published.min(self.member.all_acked);
@@ -506,6 +507,13 @@ impl Node {
         // In larger steps: each costs a persisted record.
         if keep.0 >= self.ring.oldest().0 + step || !self.ring.has_room() {
             self.ring.release(keep)?;
+        }
+        if keep < done
+            && !self.ring.has_room()
+            && self.part.head_mut().is_some_and(Head::leave_behind)
+        {
+            let hold = self.part.head().and_then(|head| head.held().min());
+            self.ring.release(hold.map_or(done, |hold| hold.min(done)))?;
         }
         Ok(())
     }
