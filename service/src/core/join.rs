@@ -294,7 +294,8 @@ impl Node {
         let had = self.volume.sums_base().is_some() && self.volume.root().inodes > 1;
         let incarnation = self.env.config.incarnation;
         let claim = self.claim();
-        if let Some(incoming) = &mut self.member.incoming {
+        // (When it asks again what it has said before still holds for what was here before.)
+        if let Some(incoming) = self.member.incoming.as_mut().filter(|i| !i.emptied) {
             incoming.claimed = claim.is_some_and(|claim| claim.published.0 > 0);
         }
         if let Some(Claim { published, last, epoch }) = claim {

@@ -18,6 +18,7 @@ use super::join::Join;
 use super::message::Message;
 use super::part::Part;
 use super::past::Keeping;
+use super::snapshot::Outgoing;
 use super::stage::apply::Waits;
 use super::{Effect, Failure, Node, Role};
 
@@ -303,6 +304,11 @@ impl Node {
                 head.snapshots.remove(&from);
             } else if self.view.syncing.contains(&from) {
                 // It has a snapshot, and the stream has left it behind.
+                let Some(head) = self.part.head_mut() else { return Ok(()) };
+                let done = |going: &Outgoing| going.start.behind && going.start.seq == seq;
+                if head.snapshots.get(&from).is_some_and(done) {
+                    head.snapshots.remove(&from);
+                }
                 let last = self.ring.last();
                 self.send(from, Message::Resume { seq: StreamSeq(0), last });
             }

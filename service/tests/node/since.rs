@@ -128,6 +128,34 @@ fn who_goes_again_at_once_keeps_what_it_has() {
     assert!(sent.get(&SAME).is_some_and(|n| *n > 2), "{sent:?}");
 }
 
+/// Nothing comes for a while, and the node asks again, in the middle of what it is sent: what it said first still holds.
+#[test]
+fn who_asks_again_in_the_middle_keeps_what_it_has() {
+    let (mut rig, _, _) = parted(6, 3, 300);
+    let before = counters(&rig);
+    back(&mut rig, 5);
+    let pieces = rig.links.iter().position(|(to, _, _)| *to == TWO).expect("a link");
+    for _ in 0..1000 {
+        if rig.links[pieces].2.front().is_some_and(|(kind, _)| *kind == SAME) {
+            break;
+        }
+        if !rig.deliver(pieces) {
+            rig.pass(1_000_000);
+            (0..rig.links.len())
+                .filter(|link| *link != pieces)
+                .for_each(|link| _ = rig.deliver(link));
+        }
+    }
+    assert!(!rig.links[pieces].2.is_empty(), "some of what has not changed is on its way");
+    rig.pass(600_000_000);
+    for link in 0..rig.links.len() {
+        while link != pieces && rig.deliver(link) {}
+    }
+    until_in(&mut rig, 5);
+    let (taken, came) = (counters(&rig).0 - before.0, counters(&rig).1 - before.1);
+    assert!(taken >= 900 * BLOCK_BYTES && came < 60_000, "{taken} taken over, {came} sent");
+}
+
 /// Content that went from one file to another since, or from one place of a file to another, is not what was there.
 #[test]
 fn what_was_moved_since_is_no_longer_what_it_was() {
