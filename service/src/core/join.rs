@@ -185,7 +185,8 @@ impl Node {
     pub(super) fn resume(&mut self, seq: StreamSeq, last: StreamSeq) -> Result<(), Failure> {
         let asked = self.part.join_mut().and_then(|join| join.returning.take());
         if asked.is_none() {
-            if seq.0 == 0 && self.member.incoming.is_none() && !self.is_behind() {
+            let joins = self.part.join().is_some() && !self.is_behind();
+            if seq.0 == 0 && joins && self.member.incoming.is_none() {
                 // The stream went on without it meanwhile. What has changed since is less than all.
                 self.begin_join();
             }

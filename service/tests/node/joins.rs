@@ -1,7 +1,7 @@
 //! Nodes that join the chain, and a head that takes over: what is asked too early is answered in the end, and who has
 //! joined has everything. Each was found by a seed first (docs/testing.md).
 
-use base::{Epoch, InodeId, NodeId};
+use base::{Epoch, InodeId, NodeId, StreamSeq};
 use service::core::Event;
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::Op;
@@ -762,6 +762,25 @@ fn nobody_waits_for_who_joins() {
     let what = rig.nodes[0].volume().differences(rig.nodes[2].volume()).expect("sound volumes");
     assert!(what.is_empty(), "{what:?}");
     rig.check();
+}
+
+/// A member is not to begin anew because its head, which is mad, says that the stream has left it behind.
+#[test]
+fn a_member_is_not_left_behind() {
+    let mut rig = Rig::forgetful(2, 1);
+    let mut hand = rig.attach(0, 0);
+    hand.create(&mut rig, b"file", 0o100_644);
+    hand.sync(&mut rig);
+    let asks = link(&rig, ONE, TWO);
+    let resume = service::core::message::Message::Resume { seq: StreamSeq(0), last: StreamSeq(9) };
+    let (kind, body) = resume.encode(Epoch(1));
+    rig.event(1, Event::Frame { from: ONE, kind, body: body.into() });
+    assert!(!rig.links[asks].2.iter().any(|(kind, _)| [18, 32, 42, 44].contains(kind)));
+    rig.check();
+    hand.create(&mut rig, b"other", 0o100_644);
+    hand.sync(&mut rig);
+    rig.settle();
+    assert_same(&rig);
 }
 
 const THREE: NodeId = NodeId(3);
