@@ -182,9 +182,20 @@ pub struct Stat {
 }
 const _: () = assert!(size_of::<Stat>() == 144);
 
-/// `fstat` of a kernel descriptor.
+/// `fstat` of a kernel descriptor; `None` for whatever reason.
 pub fn fstat(fd: i32) -> Option<Stat> {
+    stat_of(fd).ok()
+}
+
+/// The same; why not. (Of a file of the mount that is what whoever serves it says.)
+pub fn stat_of(fd: i32) -> Result<Stat, isize> {
     let mut stat = Stat::default();
     let ret = call2(nr::FSTAT, fd as usize, (&raw mut stat) as usize);
-    (ret == 0).then_some(stat)
+    if ret == 0 { Ok(stat) } else { Err(ret) }
+}
+
+/// Whether a number is one of this process's, which asks nobody who serves a file.
+pub fn is_open(fd: i32) -> bool {
+    const F_GETFD: usize = 1;
+    !failed(call3(nr::FCNTL, fd as usize, F_GETFD, 0))
 }

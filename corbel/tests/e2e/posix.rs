@@ -423,7 +423,7 @@ print(os.statvfs('.').f_bfree)";
 #[test]
 fn copies_inside_the_volume_are_what_they_copy() {
     let Some(cluster) = Cluster::new(3, CAPACITY) else { return };
-    let program = "import fcntl, os, struct, sys, errno
+    let program = "import fcntl, mmap, os, struct, sys, errno
 w = sys.argv[1]; FICLONE, RANGE = 0x40049409, 0x4020940d
 data = bytearray(os.urandom(3_000_000)); data[500_000:1_500_000] = bytes(1_000_000)
 open(w, 'wb').write(data)
@@ -460,6 +460,18 @@ if w == 'run':
     tmp = os.open('/etc/passwd', os.O_RDONLY)
     try: fcntl.ioctl(dst, FICLONE, tmp); assert False
     except OSError as e: assert e.errno == errno.EXDEV
+    # Whichever end becomes the kernel's, since somebody maps the file: the other one stays.
+    for n in range(4):
+        a, b = f'a{n}', f'b{n}'; open(b, 'wb').write(data[:9000])
+        to = os.open(a, os.O_RDWR | os.O_CREAT); os.ftruncate(to, 5000); source = os.open(b, os.O_RDWR)
+        where = os.open((a, b)[n % 2], os.O_RDWR); mmap.mmap(where, 4096)[:3] = b'map'
+        if n < 2: fcntl.ioctl(to, FICLONE, source)
+        else: assert os.copy_file_range(source, to, 9000, 0, 0) == 9000
+        assert os.pread(to, 9001, 0) == os.pread(source, 9001, 0), n
+        # FIDEDUPERANGE: no file of ours can.
+        ask = bytearray(struct.pack('<QQHHIqQQiI', 0, 4096, 1, 0, 0, source, 0, 0, 0, 0))
+        try: fcntl.ioctl(to, 0xc0189436, ask); assert False
+        except OSError as e: assert e.errno == errno.EOPNOTSUPP, e
 print('same')";
     for (node, w) in [(1, "run"), (2, "mount")] {
         let script = format!("exec python3 -c \"{program}\" {w}");

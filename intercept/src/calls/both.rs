@@ -47,7 +47,10 @@ impl File {
                 Err(stop) => return Err(stop),
             }
         }
-        let stat = sys::fstat(fd as i32).ok_or(err::BADF)?;
+        if table::entry(fd as i32) & !table::CLOEXEC == table::INTERNAL {
+            return Err(Stop::Error(err::BADF));
+        }
+        let stat = sys::stat_of(fd as i32)?;
         let flags = sys::call3(nr::FCNTL, fd, F_GETFL, 0);
         if sys::failed(flags) || flags as u32 & o::PATH != 0 {
             return Err(Stop::Error(err::BADF));

@@ -153,6 +153,19 @@ fn overlap(r: &Regs, in_at: Option<i64>, out_at: Option<i64>) -> Result<usize, S
 
 /// See the module text.
 pub fn copy(r: &mut Regs) -> Reply {
+    let other = if r.rax == nr::COPY_FILE_RANGE { r.rdx } else { r.rsi };
+    loop {
+        match once(r) {
+            // One end has become the kernel's meanwhile: no number does so twice.
+            Err(Stop::Kernel)
+                if matches!(r.rax, nr::COPY_FILE_RANGE | nr::SENDFILE)
+                    && (ours(r.rdi) || ours(other)) => {}
+            done => return done,
+        }
+    }
+}
+
+fn once(r: &mut Regs) -> Reply {
     match r.rax {
         nr::COPY_FILE_RANGE if ours(r.rdi) || ours(r.rdx) => {
             let len = may_copy(r)?;

@@ -122,11 +122,11 @@ fn dup3(r: &Regs) -> Reply {
     }
     let file = InUse::of(old);
     // What stands here is closed, if nothing goes wrong, which is not worth more.
-    if sys::fstat(old).is_some() {
+    if sys::is_open(old) {
         lock::closing_marked(new);
     }
     // What was the kernel's is this file from the moment on in which the kernel puts what stands for it there.
-    let before = file.as_ref().filter(|_| to == 0 && sys::fstat(new).is_some());
+    let before = file.as_ref().filter(|_| to == 0 && sys::is_open(new));
     if let Some(file) = before {
         copy_entry(file, new as isize, flags & o::CLOEXEC != 0);
     }
@@ -274,14 +274,18 @@ const FICLONE: u32 = 0x4004_9409;
 const FICLONERANGE: u32 = 0x4020_940d;
 
 fn ioctl(r: &Regs) -> Reply {
-    if table::entry(r.rdi as i32) == 0 {
-        if matches!(r.rsi as u32, FICLONE | FICLONERANGE) {
-            return copy::clone(r.rdi, r.rdx, r.rsi as u32 == FICLONERANGE);
-        }
-        arguments::give_command(r)?;
-        return Err(Stop::Kernel);
+    // Whoever has the two: what becomes the kernel's here may leave the other one with us, of which the kernel has only
+    // what stands for it.
+    if matches!(r.rsi as u32, FICLONE | FICLONERANGE) {
+        return copy::clone(r.rdi, r.rdx, r.rsi as u32 == FICLONERANGE);
     }
-    let file = served(r.rdi)?;
+    let file = match served(r.rdi) {
+        Err(Stop::Kernel) => {
+            arguments::give_command(r)?;
+            return Err(Stop::Kernel);
+        }
+        served => served?,
+    };
     let slot = &table::fds()[r.rdi as u32 as usize];
     match r.rsi as u32 {
         // FIOCLEX, FIONCLEX
@@ -333,8 +337,6 @@ fn ioctl(r: &Regs) -> Reply {
             mem::put(r.rdx, &(BLOCK as i32))?;
             Ok(0)
         }
-        FICLONE => copy::clone(r.rdi, r.rdx, false),
-        FICLONERANGE => copy::clone(r.rdi, r.rdx, true),
         _ => Err(Stop::Error(err::NOTTY)),
     }
 }
