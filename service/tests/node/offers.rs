@@ -73,6 +73,11 @@ pub fn comes_in(rig: &mut Rig, epoch: u32) {
             break;
         }
     }
+    let_in(rig, epoch);
+}
+
+/// The second has caught up, and becomes a member.
+pub fn let_in(rig: &mut Rig, epoch: u32) {
     assert!(rig.caught_up.iter().any(|c| (c.0, c.2.0) == (TWO, epoch)), "it has everything");
     for n in 0..2 {
         view(rig, n, epoch + 1, &[1, 2], &[]);
@@ -86,7 +91,7 @@ pub fn comes_in(rig: &mut Rig, epoch: u32) {
 }
 
 /// (taken over, sent) of the second node.
-fn came(rig: &Rig) -> (u64, u64) {
+pub fn came(rig: &Rig) -> (u64, u64) {
     let counters = rig.nodes[1].status().counters;
     (counters.taken_over_bytes, counters.snapshot_bytes)
 }

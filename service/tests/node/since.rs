@@ -9,9 +9,9 @@ use service::core::limits::Limits;
 use storage::format::entry::Op;
 use storage::limits::BLOCK_BYTES;
 
-use crate::offers::{back, change, interrupted_with, parted_with};
+use crate::offers::{back, came, change, interrupted_with, let_in, parted_with};
 use crate::rig::{Hand, Rig};
-use crate::scrub::{agree, view, write};
+use crate::scrub::{view, write};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 const TWO: NodeId = NodeId(2);
@@ -69,28 +69,14 @@ fn until_in(rig: &mut Rig, epoch: u32) -> BTreeMap<u16, usize> {
             break;
         }
     }
-    assert!(rig.caught_up.iter().any(|c| (c.0, c.2.0) == (TWO, epoch)), "it has everything");
-    for n in 0..2 {
-        view(rig, n, epoch + 1, &[1, 2], &[]);
-    }
-    rig.settle();
-    for node in &rig.nodes {
-        assert_eq!(node.volume().held(), 0, "nothing is held back any more");
-        node.volume().invariants().expect("what is always true");
-    }
-    agree(rig);
+    let_in(rig, epoch);
     sent
-}
-
-fn counters(rig: &Rig) -> (u64, u64) {
-    let counters = rig.nodes[1].status().counters;
-    (counters.taken_over_bytes, counters.snapshot_bytes)
 }
 
 #[test]
 fn what_has_not_changed_is_neither_read_nor_offered() {
     let (mut rig, mut hand, files) = parted(1, 3, 300);
-    let before = counters(&rig);
+    let before = came(&rig);
     // In place, in the middle of one: where it lies stays as it was written down.
     for block in [100, 250] {
         let data = [7; 100];
@@ -103,7 +89,7 @@ fn what_has_not_changed_is_neither_read_nor_offered() {
     back(&mut rig, 5);
     let sent = until_in(&mut rig, 5);
     assert!(sent.get(&SAME).is_some_and(|n| *n > 2), "{sent:?}");
-    let (taken, came) = (counters(&rig).0 - before.0, counters(&rig).1 - before.1);
+    let (taken, came) = (came(&rig).0 - before.0, came(&rig).1 - before.1);
     let all = 904 * BLOCK_BYTES;
     assert!((all - 3 * BLOCK_BYTES..=all).contains(&taken), "{taken} of {all}");
     assert!(came < 60_000, "{came} bytes were sent");
@@ -132,7 +118,7 @@ fn who_goes_again_at_once_keeps_what_it_has() {
 #[test]
 fn who_asks_again_in_the_middle_keeps_what_it_has() {
     let (mut rig, _, _) = parted(6, 3, 300);
-    let before = counters(&rig);
+    let before = came(&rig);
     back(&mut rig, 5);
     let pieces = rig.links.iter().position(|(to, _, _)| *to == TWO).expect("a link");
     for _ in 0..1000 {
@@ -152,7 +138,7 @@ fn who_asks_again_in_the_middle_keeps_what_it_has() {
         while link != pieces && rig.deliver(link) {}
     }
     until_in(&mut rig, 5);
-    let (taken, came) = (counters(&rig).0 - before.0, counters(&rig).1 - before.1);
+    let (taken, came) = (came(&rig).0 - before.0, came(&rig).1 - before.1);
     assert!(taken >= 900 * BLOCK_BYTES && came < 60_000, "{taken} taken over, {came} sent");
 }
 
