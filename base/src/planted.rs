@@ -730,6 +730,16 @@ pub enum Bug {
     SinceOfOthers = 500,
     /// All waits for a node that joins, however long that takes.
     JoinStalls = 501,
+    /// Of content that a node may have for an image only the checksums that lie beside it are looked at.
+    ImageUnread = 502,
+    /// What was found to be the same is taken though something else lies there by now.
+    ImageMovedOn = 503,
+    /// The arenas of an image have the numbers that they have where it comes from.
+    ImageArenasRenumbered = 504,
+    /// What has the right checksums counts as the same.
+    ImageUncompared = 505,
+    /// An image ends while the node lacks some of what it was offered.
+    ImageUnsettled = 506,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2400,6 +2410,31 @@ impl Bug {
             Bug::JoinStalls,
             "join-stalls",
             "nothing is written any more when the stream ring is full, until a node that joins has everything",
+        ),
+        (
+            Bug::ImageUnread,
+            "image-unread",
+            "a node that is sent an image keeps blocks that are rotten",
+        ),
+        (
+            Bug::ImageMovedOn,
+            "image-moved-on",
+            "a node that is sent an image takes content from where other content has come to lie",
+        ),
+        (
+            Bug::ImageArenasRenumbered,
+            "image-arenas-renumbered",
+            "who has mapped an arena finds in it what is for others",
+        ),
+        (
+            Bug::ImageUncompared,
+            "image-uncompared",
+            "a node that is sent an image keeps what has the right checksums, and is not the same",
+        ),
+        (
+            Bug::ImageUnsettled,
+            "image-unsettled",
+            "an image ends before the node has said what it lacks",
         ),
         (
             Bug::LevelIgnored,

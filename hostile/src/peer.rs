@@ -141,6 +141,7 @@ impl World {
             17 => Message::Resume { seq, last: seq },
             18 if input.flag() => Message::SnapshotWant { incarnation: input.odd() },
             18 if input.flag() => Message::SnapshotHad { incarnation: input.odd() },
+            18 if input.flag() => Message::ImageHad { incarnation: input.odd() },
             18 => Message::SnapshotSince {
                 incarnation: input.odd(),
                 had: input.flag(),
@@ -219,7 +220,7 @@ impl World {
                     let name = b"s".to_vec();
                     let (slot, dir) = (1 + input.below(3) as u16, InodeId::ROOT);
                     let snapshot = Snapshot { slot, dir, time: 1, inodes: 1, name };
-                    match input.below(7) {
+                    match input.below(10) {
                         0 => image::Part::Item(key, None),
                         1 => {
                             let (arena, block) = (input.below(3) as u32, input.odd());
@@ -227,6 +228,19 @@ impl World {
                         }
                         2 => image::Part::State(input.odd(), snapshot),
                         3 => image::Part::End(ImageEnd { inodes: input.odd(), blocks: 2, time: 3 }),
+                        4 => image::Part::Key(input.odd()),
+                        5 => image::Part::Offered {
+                            number: input.odd(),
+                            ino,
+                            file: [0, 1, input.odd()][input.below(3)],
+                            arena: input.below(3) as u32,
+                            block: [0, 1, input.odd()][input.below(3)],
+                            crcs: vec![token as u32; 1 + input.below(4)],
+                        },
+                        6 => {
+                            let (arena, block) = (input.below(3) as u32, input.below(2) as u64);
+                            image::Part::Same { arena, block, count: 1 + input.below(4) as u32 }
+                        }
                         _ => image::Part::Item(key, Some(&value)),
                     }
                     .encode(&mut raw);

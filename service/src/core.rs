@@ -685,6 +685,7 @@ impl Node {
             Message::SnapshotWant { .. }
                 | Message::SnapshotHad { .. }
                 | Message::SnapshotSince { .. }
+                | Message::ImageHad { .. }
                 | Message::Return { .. }
                 | Message::Position { .. }
                 | Message::Kept { .. }
@@ -729,6 +730,11 @@ impl Node {
                 let claim = Claim { published, last, epoch };
                 self.snapshot_wanted(from, incarnation, had, Some(claim))
             }
+            Message::ImageHad { incarnation } if self.volume.has_snapshots() => {
+                self.image_wanted(from, incarnation, true)
+            }
+            // (What it says next is of that.)
+            Message::ImageHad { .. } => Ok(()),
             Message::SnapshotAck { seq, piece } => {
                 self.snapshot_acked(from, seq, piece);
                 Ok(())
@@ -828,6 +834,7 @@ impl Node {
             Message::SnapshotWant { .. }
             | Message::SnapshotHad { .. }
             | Message::SnapshotSince { .. }
+            | Message::ImageHad { .. }
             | Message::SnapshotAck { .. }
             | Message::SnapshotLack { .. }
             | Message::Return { .. } => joins,

@@ -346,6 +346,15 @@ pub const fn bytes_when_full(capacity_bytes: u64) -> u64 {
 impl Volume {
     /// Makes an empty volume: superblock, root directory, the first two arenas, root record.
     pub fn format(media: Arc<dyn Media>, params: &Params) -> Result<Self, Fault> {
+        Self::format_with(media, params, &[])
+    }
+
+    /// The same; these arenas are there. (Whoever has one mapped finds in it what is for its class, and nothing else.)
+    pub fn format_with(
+        media: Arc<dyn Media>,
+        params: &Params,
+        arenas: &[(u32, ReadClass)],
+    ) -> Result<Self, Fault> {
         let bad = |what| {
             let corrupt = Corrupt::new("volume parameters", what);
             Fault::Item { ino: 0, corrupt }
@@ -383,6 +392,9 @@ impl Volume {
         let tree = Tree::new(media.clone(), superblock.tree_pages, CACHE_PAGES)?;
         let root = RootRecord { uuid: params.uuid, ..Default::default() };
         let mut volume = Self::with(media, tree, superblock, root);
+        for (number, class) in arenas {
+            volume.add_arena(*number, *class)?;
+        }
         volume.make_root(params)?;
         let sealed = volume.seal(StreamSeq(0), Epoch(0), &[])?;
         volume.publish(sealed)?;

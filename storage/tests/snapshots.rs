@@ -587,6 +587,7 @@ fn items_that_no_state_has_are_refused() {
     let mut d = Driver::new(4 << 20);
     let _empty = d.volume.begin_image();
     let long = [0; 961];
+    let lost = Run { file: 0, arena: 9, block: 3, len: 1, unwritten: false }.encode();
     for (key, value) in [
         (Key::new(0, kind::SNAPSHOT, 1), Some(&[0; 40][..])),
         (Key::new(0, kind::SNAPSHOT_ROOT, 1), Some(&[0; 24][..])),
@@ -594,6 +595,12 @@ fn items_that_no_state_has_are_refused() {
         (Key::new(5, kind::NAME, 1), Some(&long[..])),
         (Key::new(0, kind::ARENA, 1 << 40), Some(&[1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0][..])),
         (Key::new(0, kind::ARENA, 3), Some(&[9; 12][..])),
+        (Key::new(0, kind::ARENA, 0), None),
+        (Key::new(9, kind::EXTENT, 0), Some(&[1; 24][..])),
+        // Of an arena that the image has not told of.
+        (Key::new(9, kind::EXTENT, 0), Some(&lost[..])),
+        (Key::new(0, kind::SHARED, 9 << 40), None),
+        (Key::new(0, kind::SHARED, u64::MAX), Some(&[2; 16][..])),
     ] {
         assert!(d.volume.image_item(key, value).is_err(), "{key:?}");
     }
@@ -605,7 +612,7 @@ fn items_that_no_state_has_are_refused() {
     }
     assert!(d.volume.image_blocks(0, 1020, &[1; 4 * 4096]).is_ok());
     // What is no volume is not opened.
-    d.volume.image_item(Key::new(9, kind::EXTENT, 0), Some(&[1; 24])).unwrap();
+    d.volume.image_item(Key::new(9, kind::ATTR, 0), Some(&[1; 24])).unwrap();
     d.volume.end_image(&Default::default(), StreamSeq(1), Epoch(1)).unwrap();
     assert!(Volume::open(d.media.clone()).is_err());
 }

@@ -189,6 +189,7 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::Resume { seq, last: seq },
         Message::SnapshotWant { incarnation: 7 },
         Message::SnapshotHad { incarnation: 7 },
+        Message::ImageHad { incarnation: 7 },
         Message::SnapshotSince {
             incarnation: 7,
             had: true,

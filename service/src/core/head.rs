@@ -116,8 +116,8 @@ pub(super) struct Head {
     pub in_the_making: Option<super::snapshot::Start>,
     /// Which process was sent how many snapshots since it joins.
     pub passes: BTreeMap<NodeId, (u64, u32)>,
-    /// Those that are to be sent an image.
-    pub images_wanted: BTreeSet<NodeId>,
+    /// Those that are to be sent an image, and whether they may have some of the content.
+    pub images_wanted: BTreeMap<NodeId, bool>,
     /// Followers that the coordinator was asked to let into the chain, and when last.
     pub promised: BTreeMap<NodeId, Nanos>,
     pub promoted_at: Nanos,
@@ -162,7 +162,7 @@ impl Head {
             snapshots: BTreeMap::new(),
             in_the_making: None,
             passes: BTreeMap::new(),
-            images_wanted: BTreeSet::new(),
+            images_wanted: BTreeMap::new(),
             promised: BTreeMap::new(),
             promoted_at: 0,
         }
@@ -176,7 +176,7 @@ impl Head {
         self.passes.retain(|n, _| view.syncing.contains(n));
         if !new_epoch {
             self.snapshots.retain(|n, _| view.syncing.contains(n));
-            self.images_wanted.retain(|n| view.syncing.contains(n));
+            self.images_wanted.retain(|n, _| view.syncing.contains(n));
             self.followers.retain(|n| view.syncing.contains(n));
             return;
         }

@@ -5,115 +5,37 @@
 //! name that nobody else may use: so nothing that is read changes while it is read, whatever becomes of the files. It is
 //! given up when all is sent.
 //!
-//! A piece is a message of *parts*, one behind the other:
-//!
-//! ```text
-//! 1 item    inode u64, kind u8, item u64, length u16, value
-//! 2 no item inode u64, kind u8, item u64
-//! 3 blocks  arena u32, first block u64, number u32, their bytes
-//! 4 state   number u64, length u16, the snapshot as its item has it: what has come is this
-//! 5 end     inodes u64, blocks u64, time u64
-//! ```
+//! A piece is a message of *parts* (`part`). Content that the node may have from before is offered by its checksums, as with a snapshot
+//! (`offer`), and told by where it lies instead of by its file. What was offered of a state is answered, and what the node lacks sent, before that
+//! state ends: it may be given up behind that. (Who takes it: `arrive`.)
 
-use std::collections::VecDeque;
+mod arrive;
+mod part;
+
+use std::collections::{BTreeMap, VecDeque};
 
 use base::planted::{Bug, planted};
-use base::wire::{Corrupt, Reader, Writer};
-use base::{InodeId, NodeId, StreamSeq};
+use base::{InodeId, NodeId};
 use storage::format::entry::Op;
 use storage::format::item::{Run, Snapshot, kind};
 use storage::format::page::Key;
 use storage::limits::BLOCK_BYTES;
 use storage::volume::image::{ImageEnd, SentBlocks};
-use storage::volume::{Blocks, Place, Refusal, Volume, joins};
+use storage::volume::{Blocks, Place, Volume, joins};
 
 use super::message::Message;
-use super::offer::Offers;
-use super::snapshot::{MENDING, Outgoing, PIECE, Start};
+use super::offer::{Asked, COMPARED, OFFERED_A_TURN, Offers};
+use super::snapshot::{MENDING, Outgoing, PASSES, PIECE, Start};
 use super::{Failure, Node};
+
+pub use part::Part;
 
 /// Blocks in one part.
 const BLOCKS: u64 = 32;
 /// Leaves compared in one step.
 const LEAVES: usize = 64;
-
-/// One part of a piece.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Part<'a> {
-    /// An item, or that the state before had one and this has not.
-    Item(Key, Option<&'a [u8]>),
-    /// Content of blocks.
-    Blocks {
-        /// Arena.
-        arena: u32,
-        /// First block.
-        block: u64,
-        /// All bytes of whole blocks.
-        bytes: &'a [u8],
-    },
-    /// What has come is a snapshot.
-    State(u64, Snapshot),
-    /// There is no more.
-    End(ImageEnd),
-}
-
-impl<'a> Part<'a> {
-    /// Appends the part.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        let mut w = Writer(out);
-        match self {
-            Self::Item(key, value) => {
-                w.u8(if value.is_some() { 1 } else { 2 });
-                w.u64(key.ino).u8(key.kind).u64(key.item);
-                if let Some(value) = value {
-                    w.u16(value.len() as u16).bytes(value);
-                }
-            }
-            Self::Blocks { arena, block, bytes } => {
-                let count = bytes.len() as u64 / BLOCK_BYTES;
-                w.u8(3).u32(*arena).u64(*block).u32(count as u32).bytes(bytes);
-            }
-            Self::State(number, snapshot) => {
-                let item = snapshot.encode();
-                w.u8(4).u64(*number).u16(item.len() as u16).bytes(&item);
-            }
-            Self::End(end) => {
-                w.u8(5).u64(end.inodes).u64(end.blocks).u64(end.time);
-            }
-        }
-    }
-
-    /// Reads one.
-    pub fn decode(r: &mut Reader<'a>) -> Result<Self, Corrupt> {
-        let tag = r.u8()?;
-        Ok(match tag {
-            1 | 2 => {
-                let key = Key::new(r.u64()?, r.u8()?, r.u64()?);
-                let value = if tag == 2 {
-                    None
-                } else {
-                    let len = r.u16()?;
-                    Some(r.bytes(len.into())?)
-                };
-                Self::Item(key, value)
-            }
-            3 => {
-                let (arena, block, count) = (r.u32()?, r.u64()?, r.u32()? as usize);
-                let Some(len) = count.checked_mul(BLOCK_BYTES as usize).filter(|len| *len > 0)
-                else {
-                    return Err(r.corrupt("holds no blocks, or more than there can be"));
-                };
-                Self::Blocks { arena, block, bytes: r.bytes(len)? }
-            }
-            4 => {
-                let (number, len) = (r.u64()?, r.u16()?);
-                Self::State(number, Snapshot::decode(r.bytes(len.into())?)?)
-            }
-            5 => Self::End(ImageEnd { inodes: r.u64()?, blocks: r.u64()?, time: r.u64()? }),
-            _ => return Err(r.corrupt("has a part of an unknown kind")),
-        })
-    }
-}
+/// Runs that were offered before all that was answered.
+const OFFERED_MAX: usize = 4096;
 
 /// An image on its way.
 #[derive(Debug)]
@@ -132,6 +54,14 @@ pub(super) struct Image {
     end: ImageEnd,
     /// Inodes told of.
     pub(super) passed: u64,
+    /// Nothing was sent yet.
+    begins: bool,
+    /// Content of the first of `states` that was offered, by arena and block: where in which file of the snapshot it is.
+    offered: BTreeMap<(u32, u64), (InodeId, Run)>,
+    /// Content that the node lacks.
+    lacking: VecDeque<(InodeId, Run)>,
+    /// Nothing can be done before the node has answered.
+    awaits: bool,
 }
 
 /// What a step came to.
@@ -140,26 +70,140 @@ enum Stepped {
     Done,
     /// Content is rotten, and is being mended.
     Waits,
+    /// The node has to answer first.
+    Awaits,
     /// Some of what it is of is not there any more.
     Void,
 }
 
+/// What a piece does beside its bytes.
+#[derive(Debug, Default)]
+struct Turn {
+    /// It waits for an answer.
+    asks: bool,
+    /// Blocks that were offered, and that were compared.
+    offered: u64,
+    compared: u64,
+}
+
 impl Image {
-    fn step(&mut self, volume: &mut Volume, out: &mut Vec<u8>) -> Result<Stepped, Failure> {
-        let Some((number, snapshot)) = self.states.front() else { return Ok(Stepped::Done) };
-        if let Some((ino, run)) = self.blocks.front() {
-            let part = run.cut(run.file, run.file + BLOCKS);
-            let blocks = Blocks { arena: part.arena, block: part.block, len: part.len };
-            let Some(bytes) = volume.blocks_at(blocks)? else { return Ok(Stepped::Waits) };
-            Part::Blocks { arena: part.arena, block: part.block, bytes: &bytes }.encode(out);
-            let (ino, rest) = (*ino, run.cut(part.end(), run.end()));
-            self.blocks.pop_front();
-            if rest.len > 0 {
-                self.blocks.push_front((ino, rest));
+    /// Whether nothing can be done for it before the node has answered.
+    pub(super) fn waits(&self, offers: &Offers) -> bool {
+        self.awaits && offers.asked.is_empty() && !offers.are_settled()
+    }
+
+    /// Some of the content that is to be sent.
+    fn send(&mut self, volume: &Volume, out: &mut Vec<u8>) -> Result<Stepped, Failure> {
+        let Some((ino, run)) = self.lacking.front() else { return Ok(Stepped::More) };
+        let part = run.cut(run.file, run.file + BLOCKS);
+        let Some(bytes) = volume.blocks_at(Blocks::of(&part))? else { return Ok(Stepped::Waits) };
+        Part::Blocks { arena: part.arena, block: part.block, bytes: &bytes }.encode(out);
+        let (ino, rest) = (*ino, run.cut(part.end(), run.end()));
+        self.lacking.pop_front();
+        if rest.len > 0 {
+            self.lacking.push_front((ino, rest));
+        }
+        Ok(Stepped::More)
+    }
+
+    /// Offers some of the content that is next, where that may be of use.
+    fn offer(
+        &mut self,
+        volume: &Volume,
+        offers: &Offers,
+        (turn, out): (&mut Turn, &mut Vec<u8>),
+    ) -> Result<(), Failure> {
+        let Some((number, snapshot)) = self.states.front() else { return Ok(()) };
+        let Some((ino, run)) = self.blocks.pop_front() else { return Ok(()) };
+        let within = ino.in_snapshot(snapshot.slot);
+        let part = run.cut(run.file, run.file + offers.blocks.max(BLOCKS));
+        let crcs =
+            if offers.blocks > 0 { volume.crcs(part.arena, part.block, part.len)? } else { None };
+        match crcs {
+            Some(crcs) => {
+                let Run { file, arena, block, .. } = part;
+                Part::Offered { number: *number, ino, file, arena, block, crcs }.encode(out);
+                (turn.asks, turn.offered) = (true, turn.offered + part.len);
+                self.offered.insert((arena, block), (within, part));
             }
-            return Ok(Stepped::More);
+            None => self.lacking.push_back((within, part)),
+        }
+        let rest = run.cut(part.end(), run.end());
+        if rest.len > 0 {
+            self.blocks.push_front((ino, rest));
+        }
+        Ok(())
+    }
+
+    /// What was offered of these blocks. (Whoever answers may name anything.)
+    fn offered_at(&self, part: &super::offer::Part) -> Option<(InodeId, Run)> {
+        let (arena, first) = (u32::try_from(part.ino.0).ok()?, part.first);
+        let (_, (ino, run)) = self.offered.range(..=(arena, first)).next_back()?;
+        let file = run.file.checked_add(first.checked_sub(run.block)?)?;
+        let end = file.checked_add(part.count.into()).filter(|end| *end <= run.end());
+        Some((*ino, run.cut(file, end?))).filter(|(_, run)| run.arena == arena && run.len > 0)
+    }
+
+    /// Does what the node has answered.
+    fn answered(
+        &mut self,
+        volume: &Volume,
+        (asked, offers): (Asked, &Offers),
+        (turn, out): (&mut Turn, &mut Vec<u8>),
+    ) -> Result<(), Failure> {
+        match asked {
+            Asked::Lack(part) => self.lacking.extend(self.offered_at(&part)),
+            Asked::Doubt(doubt) => {
+                let Some((ino, run)) = self.offered_at(&doubt.part) else { return Ok(()) };
+                turn.compared += run.len;
+                let same = volume.keyed_of(&[run], offers.id)? == doubt.keyed;
+                if same || planted(Bug::ImageUncompared) {
+                    let Run { arena, block, .. } = run;
+                    Part::Same { arena, block, count: doubt.part.count }.encode(out);
+                    turn.asks = true;
+                } else {
+                    self.lacking.push_back((ino, run));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn step(
+        &mut self,
+        volume: &mut Volume,
+        offers: &mut Offers,
+        (turn, out): (&mut Turn, &mut Vec<u8>),
+    ) -> Result<Stepped, Failure> {
+        self.awaits = false;
+        if std::mem::take(&mut self.begins) && offers.blocks > 0 {
+            Part::Key(offers.id).encode(out);
+        }
+        if !self.lacking.is_empty() {
+            return self.send(volume, out);
+        }
+        if let Some(asked) = offers.asked.pop_front() {
+            return self.answered(volume, (asked, offers), (turn, out)).map(|()| Stepped::More);
+        }
+        // (Nothing that was offered is asked for any more. What a piece asks is told of when that is made.)
+        let settled = offers.are_settled() && !turn.asks || planted(Bug::ImageUnsettled);
+        if settled {
+            self.offered.clear();
+        }
+        let Some((number, snapshot)) = self.states.front() else { return Ok(Stepped::Done) };
+        if !self.blocks.is_empty() {
+            if self.offered.len() >= OFFERED_MAX {
+                self.awaits = true;
+                return Ok(Stepped::Awaits);
+            }
+            return self.offer(volume, offers, (turn, out)).map(|()| Stepped::More);
         }
         let Some(key) = self.key else {
+            if !settled {
+                // As long as it may be asked for, what the state has must stay.
+                self.awaits = true;
+                return Ok(Stepped::Awaits);
+            }
             Part::State(*number, snapshot.clone()).encode(out);
             self.before = Some((snapshot.slot, snapshot.name.clone()));
             self.states.pop_front();
@@ -200,13 +244,10 @@ impl Image {
 
     /// What is to be mended before the next content can be sent.
     fn rotten(&self, volume: &Volume) -> Result<Vec<Place>, Failure> {
-        let (Some((ino, run)), Some((_, state))) = (self.blocks.front(), self.states.front())
-        else {
-            return Ok(Vec::new());
-        };
+        let Some((ino, run)) = self.lacking.front() else { return Ok(Vec::new()) };
         let part = run.cut(run.file, run.file + BLOCKS);
         let mut wrong = Vec::new();
-        volume.compare(ino.in_snapshot(state.slot), &part, &mut wrong)?;
+        volume.compare(*ino, &part, &mut wrong)?;
         Ok(wrong)
     }
 }
@@ -215,7 +256,7 @@ impl Node {
     /// Nodes that are to be sent an image, and those that have been: the snapshots that are made for that come and go. `true`: something was done.
     pub(super) fn images_step(&mut self) -> Result<bool, Failure> {
         let Some(head) = self.part.head() else { return Ok(false) };
-        let wanted = head.images_wanted.first().copied();
+        let wanted = head.images_wanted.first_key_value().map(|(node, had)| (*node, *had));
         let used = |name: &[u8]| {
             let mut images = head.snapshots.values().filter_map(|going| going.image.as_ref());
             images.any(|image| image.name == name)
@@ -228,11 +269,11 @@ impl Node {
             let op = Op::DropSnapshot { ino: InodeId::ROOT, name: &name };
             return Ok(self.emit_some(vec![op])? > 0);
         }
-        let Some(node) = wanted else { return Ok(false) };
-        self.begin_image(node).map(|()| true)
+        let Some((node, had)) = wanted else { return Ok(false) };
+        self.begin_image(node, had).map(|()| true)
     }
 
-    fn begin_image(&mut self, node: NodeId) -> Result<(), Failure> {
+    fn begin_image(&mut self, node: NodeId, had: bool) -> Result<(), Failure> {
         let Some(head) = self.part.head_mut() else { return Ok(()) };
         head.images_wanted.remove(&node);
         if !self.view.syncing.contains(&node) {
@@ -255,17 +296,31 @@ impl Node {
         states.retain(|stat| !others(&stat.snapshot.name));
         let states = states.into_iter().map(|stat| (stat.number, stat.snapshot)).collect();
         let (key, end) = (Some(Key::MIN), self.volume.image_end());
-        let (before, blocks, sent, passed) = (None, VecDeque::new(), SentBlocks::default(), 0);
-        let image = Image { name, states, before, key, blocks, sent, end, passed };
+        let image = Image {
+            name,
+            states,
+            before: None,
+            key,
+            blocks: VecDeque::new(),
+            sent: SentBlocks::default(),
+            end,
+            passed: 0,
+            begins: true,
+            offered: BTreeMap::new(),
+            lacking: VecDeque::new(),
+            awaits: false,
+        };
         let (seq, now) = (self.member.applied, self.env.now);
-        let offers = Offers::new(0, None, self.env.random.next_u64());
+        let blocks = if had { self.env.config.limits.offer_blocks } else { 0 };
+        let offers = Offers::new(blocks, None, self.env.random.next_u64());
         log::info!("node {node} joins at stream position {seq}, with all snapshots");
         let inodes = self.volume.root().inodes;
-        let start = Start { seq, waited_for: true, behind: false };
-        let going = Outgoing::new(start, (None, Some(image)), offers, inodes, now);
-        if let Some(head) = self.part.head_mut() {
-            head.snapshots.insert(node, going);
-        }
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        let process = head.joining.get(&node).copied().unwrap_or(0);
+        // (Who has nothing is sent all of it again.)
+        let waited_for = head.begin_pass(node, process) >= PASSES || !had;
+        let start = Start { seq, waited_for, behind: false };
+        head.snapshots.insert(node, Outgoing::new(start, (None, Some(image)), offers, inodes, now));
         Ok(())
     }
 
@@ -277,10 +332,16 @@ impl Node {
         mut image: Box<Image>,
     ) -> Result<Option<Box<Image>>, Failure> {
         let (mut raw, mut end, mut left) = (Vec::new(), false, self.env.config.join_step.max(1));
-        while raw.len() < PIECE && left > 0 {
+        let mut turn = Turn::default();
+        while raw.len() < PIECE
+            && left > 0
+            && turn.offered < OFFERED_A_TURN
+            && turn.compared < COMPARED
+        {
             left = left.saturating_sub(16);
-            match image.step(&mut self.volume, &mut raw)? {
+            match image.step(&mut self.volume, &mut going.offers, (&mut turn, &mut raw))? {
                 Stepped::More => {}
+                Stepped::Awaits => break,
                 Stepped::Done => {
                     end = true;
                     break;
@@ -312,76 +373,19 @@ impl Node {
         going.note_sent(raw.len() as u64, image.passed, end);
         let rate = self.env.config.limits.join_rate;
         if rate > 0 {
-            let nanos = u128::from(raw.len() as u64) * 1_000_000_000 / u128::from(rate);
+            // What is compared costs memory's time here, and nothing on the link.
+            let compared = turn.compared.max(turn.offered) * BLOCK_BYTES / 64;
+            let nanos = u128::from(raw.len() as u64 + compared) * 1_000_000_000 / u128::from(rate);
             going.pause = going.pause.max(self.env.now.saturating_add(nanos as u64));
         }
         let (seq, piece, last_inode) = (going.start.seq, going.next(), self.volume.last_inode());
+        if turn.asks {
+            going.offers.made(piece);
+        }
         let (view, now) = (&self.view, self.env.now);
         let waits =
             self.part.head().is_some_and(|h| h.keeping.waits_for_others_than(node, view, now));
         self.send(node, Message::Image { seq, piece, last_inode, end, waits, raw });
         Ok((!end).then_some(image))
-    }
-
-    /// A piece of an image has come.
-    pub(super) fn image_arrived(
-        &mut self,
-        seq: StreamSeq,
-        piece: u32,
-        last_inode: InodeId,
-        (end, waits): (bool, bool),
-        raw: &[u8],
-    ) -> Result<(), Failure> {
-        if !self.takes_piece(seq, piece, true, raw.len())? {
-            return Ok(());
-        }
-        self.note_used(seq, last_inode)?;
-        let diverged = |what: String| Failure::Diverged(seq, what);
-        let mut r = Reader::new("image", raw);
-        let mut ends = None;
-        while r.left() > 0 {
-            match Part::decode(&mut r).map_err(|e| diverged(e.to_string()))? {
-                Part::Item(key, value) => {
-                    self.with_pages(seq, |volume| volume.image_item(key, value))?;
-                }
-                Part::Blocks { arena, block, bytes } => {
-                    self.volume.image_blocks(arena, block, bytes)?;
-                }
-                Part::State(number, snapshot) => {
-                    self.with_pages(seq, |volume| volume.image_state(number, snapshot.clone()))?;
-                }
-                Part::End(end) => ends = Some(end),
-            }
-        }
-        self.volume.image_pages(false)?;
-        self.to_head(Message::SnapshotAck { seq, piece });
-        match (end, ends) {
-            (false, None) => Ok(()),
-            (true, Some(state)) => {
-                self.volume.end_image(&state, seq, self.view.epoch)?;
-                self.member.incoming = None;
-                self.open_volume_anew()?;
-                self.joined_at(seq, waits)
-            }
-            _ => Err(diverged("an image does not end where it says so".into())),
-        }
-    }
-
-    /// Does something that takes pages; what has come is written before, if that makes room.
-    fn with_pages(
-        &mut self,
-        seq: StreamSeq,
-        apply: impl Fn(&mut Volume) -> Result<(), Refusal>,
-    ) -> Result<(), Failure> {
-        let mut done = apply(&mut self.volume);
-        if matches!(done, Err(Refusal::NeedsPublish)) {
-            self.volume.image_pages(true)?;
-            done = apply(&mut self.volume);
-        }
-        match done {
-            Ok(()) => Ok(()),
-            Err(Refusal::Fault(fault)) => Err(fault.into()),
-            Err(refusal) => Err(Failure::Diverged(seq, format!("image: {refusal}"))),
-        }
     }
 }

@@ -18,6 +18,7 @@ use storage::format::item::Run;
 use storage::format::sum::arena_bytes;
 use storage::limits::BLOCK_BYTES;
 use storage::media::Segment;
+use storage::volume::image::Had;
 use storage::volume::{Fault, Params, Refusal, View, Volume, back_copies, run_copies};
 
 use super::client::LogFile;
@@ -32,6 +33,9 @@ use super::{Effect, Failure, Node, entries};
 const JOIN_AGAIN: u64 = 500_000_000;
 /// One that has everything and is not in the chain after this time begins anew.
 const JOIN_GIVE_UP: u64 = 5_000_000_000;
+
+/// Snapshots from before of which content is looked for, the newest.
+const STATES_MAX: usize = 16;
 
 /// How far a node that joins has come.
 #[derive(Debug, Default)]
@@ -61,7 +65,7 @@ pub(super) struct Behind {
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
     /// The snapshot of which pieces have arrived, and the piece that is next.
-    begun: Option<(StreamSeq, u32)>,
+    pub(super) begun: Option<(StreamSeq, u32)>,
     /// The volume was emptied for it, or for one before it that did not come to its end.
     pub(super) emptied: bool,
     /// All that the volume held before either came from the head of that epoch, if it is known; 0: it is not.
@@ -69,13 +73,18 @@ pub(super) struct Incoming {
     /// What the volume held before is the state that the head was told of.
     claimed: bool,
     /// What the volume held before, and before other snapshots that did not come to their end: the newest last.
-    kept: Vec<View>,
+    pub(super) kept: Vec<View>,
     /// All of it that files before this one had is let go, or decided.
     let_go: InodeId,
     /// Offers were decided of files up to this one.
     decided: InodeId,
     /// Of an image: the empty volume, which is on media until all has come.
     image: Option<View>,
+    /// Of snapshots that were here before, by their numbers, what they show.
+    pub(super) states: Vec<(u64, View)>,
+    /// The key by which an image offers something, and of what may be here already where it lies.
+    pub(super) image_key: Option<u64>,
+    pub(super) image_doubted: BTreeMap<(u32, u64), Had>,
     /// What may be taken over when the head has compared it, by file and first block.
     doubted: BTreeMap<(InodeId, u64), Vec<Run>>,
 }
@@ -90,7 +99,9 @@ impl Node {
         (self.member.dropped, self.member.whole_in) = (None, None);
         // A snapshot that is half here has more to go on from than its half.
         let before = self.member.incoming.take().unwrap_or_default();
-        let (kept, emptied) = (before.kept, before.emptied);
+        // (Half an image lies over what was there.)
+        let kept = if before.image.is_some() { Vec::new() } else { before.kept };
+        let emptied = before.emptied;
         self.member.incoming = Some(Incoming { kept, emptied, whole, ..Incoming::default() });
         let returns = self.may_return();
         let Some(join) = self.part.join_mut() else { return };
@@ -298,6 +309,10 @@ impl Node {
         // (When it asks again what it has said before still holds for what was here before.)
         if let Some(incoming) = self.member.incoming.as_mut().filter(|i| !i.emptied) {
             incoming.claimed = claim.is_some_and(|claim| claim.published.0 > 0);
+        }
+        let limits = &self.env.config.limits;
+        if limits.offer_blocks > 0 && self.volume.sums_base().is_some() {
+            self.to_head(Message::ImageHad { incarnation });
         }
         if let Some(Claim { published, last, epoch }) = claim {
             self.to_head(Message::SnapshotSince { incarnation, had, published, last, epoch });
@@ -651,12 +666,20 @@ impl Node {
             gid: 0,
             mode: 0o755,
         };
-        if let Some(incoming) = self.member.incoming.as_mut().filter(|_| image) {
-            // Its blocks lie where they lie elsewhere.
-            incoming.kept.clear();
+        if let Some(incoming) = self.member.incoming.as_mut() {
+            if incoming.image.is_some() {
+                incoming.kept.clear();
+            }
+            incoming.states.clear();
+            incoming.image_doubted.clear();
+            incoming.image_key = None;
+        }
+        if image {
+            // What is free there says the image.
+            self.member.discards.clear();
         }
         let given_up = self.volume.slots_given_up();
-        let kept = !image && self.keep_old(&params)?;
+        let kept = self.keep_old(&params, image)?;
         let logs: BTreeMap<_, _> =
             self.agent.clients.values().map(|c| (Segment::Log(c.segment), c.log_file())).collect();
         for segment in self.env.media.segments()? {
@@ -687,7 +710,8 @@ impl Node {
         self.member.stash.clear();
         self.member.dirty.clear();
         if !kept {
-            self.volume = Volume::format(Arc::clone(&self.env.media), &params)?;
+            let arenas = self.volume.arenas();
+            self.volume = Volume::format_with(Arc::clone(&self.env.media), &params, &arenas)?;
         }
         self.volume.note_slots_given_up(&given_up);
         self.member.history.clear();
@@ -708,7 +732,7 @@ impl Node {
     }
 
     /// Begins the volume anew beside what it holds. `false`: that is damaged, or cannot be told apart from what comes.
-    fn keep_old(&mut self, params: &Params) -> Result<bool, Failure> {
+    fn keep_old(&mut self, params: &Params, image: bool) -> Result<bool, Failure> {
         if self.volume.sums_base().is_none() || self.env.config.limits.offer_blocks == 0 {
             return Ok(false);
         }
@@ -729,8 +753,14 @@ impl Node {
                 }
             }
         }
+        if !image && self.kept().is_empty() && self.volume.root().inodes <= 1 {
+            // There is nothing, but for what an image may have left.
+            return Ok(false);
+        }
+        let states = if image { self.volume.snapshot_views(STATES_MAX) } else { Vec::new() };
         let view = self.volume.begin_anew(params)?;
         if let Some(incoming) = &mut self.member.incoming {
+            incoming.states = states;
             incoming.kept.push(view);
             incoming.doubted.clear();
             (incoming.let_go, incoming.decided) = (InodeId::NONE, InodeId::NONE);

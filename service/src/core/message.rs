@@ -280,13 +280,15 @@ messages! {
     42 SNAPSHOT_HAD "syncing -> head" SnapshotHad { incarnation: u64 };
     /// This process needs a snapshot. Its volume has what the stream says up to `published`, and maybe some of what follows, up to `last`, of the stream as the head of that epoch had it (`core::history`). `had` as with `SnapshotHad`, which follows, for a head that does not know this.
     44 SNAPSHOT_SINCE "syncing -> head" SnapshotSince { incarnation: u64, had: bool, published: StreamSeq, last: StreamSeq, epoch: Epoch };
+    /// This process needs a snapshot, and if that is an image (`core::image`), content may be offered: its arenas may hold some. What it would say else follows, for a head that does not know this.
+    46 IMAGE_HAD "syncing -> head" ImageHad { incarnation: u64 };
     /// A piece of a snapshot: content that has not changed since; it is answered as an offer is.
     45 SNAPSHOT_SAME "head -> syncing" SnapshotSame { seq: StreamSeq, piece: u32, id: u64, parts: Vec<Part> };
     /// A piece of a snapshot: content that the node may have from before, and of what it has doubted what is the same. `id`: which snapshot, and the key of what is compared.
     40 SNAPSHOT_OFFER "head -> syncing" SnapshotOffer { seq: StreamSeq, piece: u32, id: u64, offers: Vec<Offered>, sure: Vec<Part> };
     /// A piece of an image, counted as those of a snapshot (`core::image`): parts one behind the other; `waits`: as there.
     43 IMAGE "head -> syncing" Image { seq: StreamSeq, piece: u32, last_inode: InodeId, end: bool, waits: bool, raw: Vec<u8> };
-    /// The piece is applied here, and all before it; of what it offers this is lacking, and this has the right checksums and is to be compared.
+    /// The piece is applied here, and all before it; of what it offers this is lacking, and this has the right checksums and is to be compared. (Of an image: blocks of arenas instead of files.)
     41 SNAPSHOT_LACK "syncing -> head" SnapshotLack { seq: StreamSeq, piece: u32, id: u64, lacks: Vec<Part>, doubts: Vec<Doubt> };
 }
 

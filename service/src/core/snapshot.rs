@@ -62,7 +62,7 @@ const S_IFDIR: u32 = 0o040_000;
 const S_IFREG: u32 = 0o100_000;
 
 /// From the third snapshot on that a process is sent, all waits for it rather than that it comes to nothing.
-const PASSES: u32 = 3;
+pub(super) const PASSES: u32 = 3;
 
 /// Where in the stream a snapshot is, and whether what comes then is kept for whom it is sent.
 #[derive(Clone, Copy, Debug)]
@@ -90,7 +90,7 @@ pub(super) struct Outgoing {
     heard: Nanos,
     /// What comes next is being mended; it is tried again then.
     pub(super) pause: Nanos,
-    offers: Offers,
+    pub(super) offers: Offers,
     /// Inodes in all, and those that are done, but for what the node lacks.
     inodes: u64,
     passed: u64,
@@ -124,8 +124,9 @@ impl Outgoing {
 
     /// Whether the next piece may be sent.
     fn is_open(&self) -> bool {
-        let goes_on = self.dump.as_ref().is_some_and(|dump| !dump.waits(&self.offers, false));
-        (goes_on || self.image.is_some()) && self.number < self.acked.saturating_add(WINDOW)
+        let goes_on = self.dump.as_ref().is_some_and(|dump| !dump.waits(&self.offers, false))
+            || self.image.as_ref().is_some_and(|image| !image.waits(&self.offers));
+        goes_on && self.number < self.acked.saturating_add(WINDOW)
     }
 
     /// The number of the next message.
@@ -694,6 +695,52 @@ impl Dump {
 }
 
 impl Node {
+    /// Whether a node that wants to join is to be sent something from the beginning, as of now.
+    fn joins_anew(&mut self, from: NodeId, incarnation: u64) -> Result<bool, Failure> {
+        let now = (!self.fenced).then_some(self.env.now);
+        let Some(head) = self.part.head_mut() else { return Ok(false) };
+        head.keeping.heard_of(from);
+        if !head.ready || !self.view.syncing.contains(&from) {
+            return Ok(false);
+        }
+        let asks_again = head.joining.get(&from) == Some(&incarnation);
+        let followed = head.followers.contains(&from);
+        if !head.begins_anew(from, incarnation, now) {
+            return Ok(false);
+        }
+        if followed {
+            self.followed_no_more()?;
+        }
+        let Some(head) = self.part.head_mut() else { return Ok(false) };
+        let comes = |s: &Outgoing| s.is_open() || self.env.now < s.heard + LOST;
+        if asks_again && head.snapshots.get(&from).is_some_and(comes) {
+            // There was more to do before the next piece than the node waits. Beginning anew would take
+            // as long again.
+            return Ok(false);
+        }
+        // What it held before is about to be wiped.
+        head.acked.remove(&from);
+        self.env.counters.snapshots += 1;
+        Ok(true)
+    }
+
+    /// A node wants to join a volume with snapshots; `had`: it may have some of the content.
+    pub(super) fn image_wanted(
+        &mut self,
+        from: NodeId,
+        incarnation: u64,
+        had: bool,
+    ) -> Result<(), Failure> {
+        if self.joins_anew(from, incarnation)?
+            && let Some(head) = self.part.head_mut()
+        {
+            head.snapshots.remove(&from);
+            // (It says so in the words of older programs as well.)
+            *head.images_wanted.entry(from).or_default() |= had;
+        }
+        Ok(())
+    }
+
     /// A node wants to join: fixes the namespace of this moment.
     pub(super) fn snapshot_wanted(
         &mut self,
@@ -702,33 +749,10 @@ impl Node {
         had: bool,
         claim: Option<Claim>,
     ) -> Result<(), Failure> {
-        let now = (!self.fenced).then_some(self.env.now);
-        let Some(head) = self.part.head_mut() else { return Ok(()) };
-        head.keeping.heard_of(from);
-        if !head.ready || !self.view.syncing.contains(&from) {
-            return Ok(());
-        }
-        let asks_again = head.joining.get(&from) == Some(&incarnation);
-        let followed = head.followers.contains(&from);
-        if !head.begins_anew(from, incarnation, now) {
-            return Ok(());
-        }
-        if followed {
-            self.followed_no_more()?;
-        }
-        let Some(head) = self.part.head_mut() else { return Ok(()) };
-        let comes = |s: &Outgoing| s.is_open() || self.env.now < s.heard + LOST;
-        if asks_again && head.snapshots.get(&from).is_some_and(comes) {
-            // There was more to do before the next piece than the node waits. Beginning anew would take
-            // as long again.
-            return Ok(());
-        }
-        // What it held before is about to be wiped.
-        head.acked.remove(&from);
-        self.env.counters.snapshots += 1;
         if self.volume.has_snapshots() {
-            head.snapshots.remove(&from);
-            head.images_wanted.insert(from);
+            return self.image_wanted(from, incarnation, false);
+        }
+        if !self.joins_anew(from, incarnation)? {
             return Ok(());
         }
         // Content is read from the arenas, which hold what is published, and must not be older.
@@ -958,7 +982,7 @@ impl Head {
     }
 
     /// A snapshot is begun for a process; the how manyth that is.
-    fn begin_pass(&mut self, node: NodeId, incarnation: u64) -> u32 {
+    pub(super) fn begin_pass(&mut self, node: NodeId, incarnation: u64) -> u32 {
         let pass = self.passes.entry(node).or_default();
         *pass = (incarnation, if pass.0 == incarnation { pass.1.saturating_add(1) } else { 1 });
         pass.1

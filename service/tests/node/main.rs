@@ -16,6 +16,7 @@ mod grants;
 mod heal;
 mod heir;
 mod hostile;
+mod images;
 mod joins;
 mod joint;
 mod least;

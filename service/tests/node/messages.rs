@@ -85,8 +85,9 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         14 => Message::Position { seq },
         15 => Message::StreamWant { from: seq },
         16 => Message::Resume { seq, last: StreamSeq(random.next_u64() >> 1) },
-        17 if token % 3 == 0 => Message::SnapshotHad { incarnation: random.next_u64() },
-        17 if token % 3 == 1 => Message::SnapshotSince {
+        17 if token % 4 == 0 => Message::SnapshotHad { incarnation: random.next_u64() },
+        17 if token % 4 == 3 => Message::ImageHad { incarnation: random.next_u64() },
+        17 if token % 4 == 1 => Message::SnapshotSince {
             incarnation: random.next_u64(),
             had: token % 2 == 0,
             published: seq,
@@ -325,6 +326,7 @@ fn a_linked_node_has_the_part_that_the_view_gives_it() {
                 Message::SnapshotWant { .. }
                     | Message::SnapshotHad { .. }
                     | Message::SnapshotSince { .. }
+                    | Message::ImageHad { .. }
                     | Message::Position { .. }
                     | Message::Kept { .. }
                     | Message::ClientGone { .. }
@@ -346,6 +348,7 @@ fn a_linked_node_has_the_part_that_the_view_gives_it() {
     for message in [
         Message::SnapshotWant { incarnation: 1 },
         Message::SnapshotHad { incarnation: 1 },
+        Message::ImageHad { incarnation: 1 },
         Message::SnapshotSince {
             incarnation: 1,
             had: true,

@@ -43,7 +43,7 @@ pub fn parted_with(
         let mode = if n % 3 == 0 { 0o100_600 } else { 0o100_644 };
         let ino = hand.create(&mut rig, format!("f{n}").as_bytes(), mode);
         for block in 0..blocks {
-            let data: Vec<u8> = (0..BLOCK).map(|i| n ^ (block * 7 + i / 100) as u8).collect();
+            let data = content(n, block);
             hand.append_in(&mut rig, ino, &write(ino, (block * BLOCK) as u64, &data));
         }
         hand.append_in(&mut rig, ino, &write(ino, (blocks * BLOCK) as u64, &[n; 300]));
@@ -126,11 +126,8 @@ fn what_has_not_changed_is_not_sent() {
     assert!(sent < 40_000, "{sent} bytes were sent");
 }
 
-/// Somebody writes what has the checksum of what was there: CRC32C is linear, so that he finds it in no time.
-#[test]
-fn the_same_checksum_is_not_enough() {
-    let (mut rig, mut hand, files) = parted(1024, 11, 3, 9);
-    let mut block: Vec<u8> = (0..BLOCK).map(|i| 1 ^ (4 * 7 + i / 100) as u8).collect();
+/// Another block with the checksum of this one: CRC32C is linear, so that it is found in no time.
+pub fn forged(mut block: Vec<u8>) -> Vec<u8> {
     let before = crc32c(0, &block);
     // The last four bytes make up for any others.
     block[..8].copy_from_slice(b"evildoer");
@@ -155,6 +152,19 @@ fn the_same_checksum_is_not_enough() {
         block[BLOCK - 4 + bit / 8] ^= 1 << (bit % 8);
     }
     assert_eq!(crc32c(0, &block), before, "the checksum is forged");
+    block
+}
+
+/// Block `block` of file `n` of [`parted`].
+pub fn content(n: u8, block: usize) -> Vec<u8> {
+    (0..BLOCK).map(|i| n ^ (block * 7 + i / 100) as u8).collect()
+}
+
+/// Somebody writes what has the checksum of what was there.
+#[test]
+fn the_same_checksum_is_not_enough() {
+    let (mut rig, mut hand, files) = parted(1024, 11, 3, 9);
+    let block = forged(content(1, 4));
     hand.append_in(&mut rig, files[1], &write(files[1], 4 * BLOCK_BYTES, &block));
     hand.sync(&mut rig);
     rig.settle();
@@ -356,7 +366,7 @@ pub fn change(
 }
 
 /// nicfs of the second node dies, and its machine perhaps; it comes back with what is left.
-fn dies(rig: &mut Rig, random: &mut Random, limits: Limits) {
+pub fn dies(rig: &mut Rig, random: &mut Random, limits: Limits) {
     for (to, from, queue) in &mut rig.links {
         if *to == TWO || *from == TWO {
             queue.clear();

@@ -518,6 +518,11 @@ impl Shared {
         Key::new(0, kind::SHARED, ((arena as u64) << BLOCK_BITS) | block)
     }
 
+    /// Arena and block that a key's item names.
+    pub const fn place(item: u64) -> (u64, u64) {
+        (item >> BLOCK_BITS, item & ((1 << BLOCK_BITS) - 1))
+    }
+
     /// The block after the run.
     pub const fn end(&self) -> u64 {
         self.block + self.len
@@ -536,8 +541,8 @@ impl Shared {
         let mut r = Reader::new("shared blocks", value);
         let (len, owners) = (r.u64()?, r.u64()?);
         r.end()?;
-        let block = item & ((1 << BLOCK_BITS) - 1);
-        let Ok(arena) = u32::try_from(item >> BLOCK_BITS) else {
+        let (arena, block) = Self::place(item);
+        let Ok(arena) = u32::try_from(arena) else {
             return Err(r.corrupt("have an impossible arena number"));
         };
         if len == 0 || len > (1 << BLOCK_BITS) - block || owners < 2 {

@@ -80,13 +80,7 @@ fn pieces(runs: &[Run], offset: u64, end: u64) -> Vec<Piece> {
 
 impl Volume {
     /// Up to `max` runs that overlap blocks `from..to`, whole.
-    pub(super) fn runs(
-        &self,
-        ino: InodeId,
-        from: u64,
-        to: u64,
-        max: usize,
-    ) -> Result<Vec<Run>, Fault> {
+    pub fn runs(&self, ino: InodeId, from: u64, to: u64, max: usize) -> Result<Vec<Run>, Fault> {
         if self.condemned.get() {
             return Err(Fault::Condemned);
         }

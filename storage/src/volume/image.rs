@@ -8,15 +8,23 @@
 //!
 //! On the other end nothing of it is on media as a state before all of it is there: pages are written and not led
 //! to, and a crash leaves the empty volume that it began with.
+//!
+//! Arenas alone may have other numbers: whoever has one mapped finds in it what is for its class, before and afterwards.
+//!
+//! A node that has held the volume before has most of the content, and mostly where it is to lie: all members place blocks by the same
+//! rule. So what its arenas hold stays as it is until something else is to lie there, and of what has the right checksums
+//! ([`Volume::may_have_blocks`]) it says what it comes to ([`Keyed`]), as with files that are [kept](super::kept); what has been found to
+//! be the same is not sent.
 
 use base::planted::{Bug, planted};
 use base::wire::Corrupt;
 use base::{Epoch, InodeId, StreamSeq, crc32c};
 
 use super::ages::Known;
+use super::kept::Keyed;
 use super::snapshots::Entry;
 use super::{Blocks, Fault, Refusal, View, Volume, corrupt};
-use crate::format::item::{ReadClass, Run, Snapshot, SnapshotRoot, kind};
+use crate::format::item::{ReadClass, Run, Shared, Snapshot, SnapshotRoot, kind};
 use crate::format::page::{Key, PAGE_BYTES, VALUE_MAX};
 use crate::format::sum::{SUM_BYTES, Sum, sum_at};
 use crate::format::superblock::RootRecord;
@@ -58,6 +66,20 @@ pub struct ImageEnd {
 fn bad(what: &'static str) -> Fault {
     corrupt(InodeId::NONE)(Corrupt::new("image", what))
 }
+
+/// Blocks that lie one behind the other in an image, and where bytes are that they may have.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Had {
+    /// The first of them.
+    pub block: u64,
+    /// Of each the arena, and the block in it.
+    pub from: Vec<(u32, u64)>,
+    /// What the bytes come to.
+    pub keyed: u64,
+}
+
+/// What may be had, and the other blocks: first and number.
+pub type MayHave = (Vec<Had>, Vec<(u64, u64)>);
 
 /// Whether an item is one of a state: not what snapshots there are, nor how far clients are.
 const fn is_of_state(key: &Key) -> bool {
@@ -112,9 +134,186 @@ impl Volume {
         Ok(Some(bytes))
     }
 
-    /// An image is about to come into this volume, which is new and empty: what is on media of it stays until the end.
+    /// An image is about to come into this volume, which is empty: what is on media of it stays until the end.
     pub fn begin_image(&mut self) -> View {
+        let same = [super::ARENA_WORLD, super::ARENA_SERVICE];
+        self.snapshots.arenas = same.into_iter().map(|arena| (arena, arena)).collect();
         self.view()
+    }
+
+    /// The arena here that an image calls so. Arenas here stay what they were to whoever has mapped them, each for its class.
+    fn image_arena(&self, arena: u32) -> Result<u32, Fault> {
+        let found = self.snapshots.arenas.get(&arena);
+        found.copied().ok_or_else(|| bad("has blocks that lie in no arena"))
+    }
+
+    /// An arena of an image.
+    fn image_class(&mut self, item: u64, value: &[u8]) -> Result<(), Fault> {
+        let class = ReadClass::decode(value).map_err(corrupt(InodeId::NONE))?;
+        let number = u32::try_from(item).ok().filter(|number| *number < super::ARENAS_MAX);
+        let number = number.ok_or_else(|| bad("has an arena with an impossible number"))?;
+        let here = match self.space.arena_of(class) {
+            _ if planted(Bug::ImageArenasRenumbered) => {
+                self.ensure_arena(number)?;
+                self.tree.put(Key::new(0, kind::ARENA, item), value)?;
+                number
+            }
+            Some(here) => here,
+            None => {
+                let last = self.space.arenas().map(|(arena, _)| arena).max();
+                let next = last.map_or(0, |last| last + 1);
+                if next >= super::ARENAS_MAX {
+                    return Err(bad("has more arenas than there can be"));
+                }
+                self.add_arena(next, class)?;
+                next
+            }
+        };
+        self.snapshots.arenas.insert(number, here);
+        Ok(())
+    }
+
+    /// An item as it is here: its blocks lie in other arenas.
+    fn image_item_here(
+        &self,
+        key: Key,
+        value: Option<&[u8]>,
+    ) -> Result<(Key, Option<[u8; 24]>), Fault> {
+        match (key.ino, key.kind) {
+            (0, kind::SHARED) => {
+                let (arena, block) = Shared::place(key.item);
+                let arena = u32::try_from(arena).ok().map(|arena| self.image_arena(arena));
+                let none = || bad("has blocks that lie in no arena");
+                Ok((Shared::key(arena.ok_or_else(none)??, block), None))
+            }
+            (_, kind::EXTENT) => {
+                let run = |value| Run::decode(key.item, value).map_err(corrupt(InodeId(key.ino)));
+                let Some(run) = value.map(run).transpose()? else { return Ok((key, None)) };
+                let arena = self.image_arena(run.arena)?;
+                Ok((key, Some(Run { arena, ..run }.encode())))
+            }
+            _ => Ok((key, None)),
+        }
+    }
+
+    /// The snapshots, the newest first and at most so many, to be read when the volume is begun anew.
+    pub fn snapshot_views(&mut self, most: usize) -> Vec<(u64, View)> {
+        let all = self.snapshots.all.iter().rev().take(most);
+        let all: Vec<_> = all.map(|(n, e)| (*n, e.root, e.snapshot.inodes)).collect();
+        let view = |(number, root, inodes)| Some((number, self.view_snapshot(&root, inodes)?));
+        all.into_iter().filter_map(view).collect()
+    }
+
+    /// Whether blocks lie in an arena that there is.
+    fn in_arena(&self, blocks: Blocks) -> Result<bool, Fault> {
+        let end = blocks.block.checked_add(blocks.len);
+        let inside = end.is_some_and(|end| end <= self.superblock.capacity_blocks);
+        let size = self.media.size(Segment::Arena(blocks.arena));
+        Ok(inside && size.is_ok_and(|size| size >= self.superblock.arena_bytes()))
+    }
+
+    /// Of some blocks of an image, which should have these CRC32C, those of which the bytes may be here: where they are to lie, or in the
+    /// runs that their file had in a state before, from block `file` on. So many are told of together, with what they come to under a key.
+    pub fn may_have_blocks(
+        &self,
+        at: Blocks,
+        crcs: &[u32],
+        (runs, file): (&[Run], u64),
+        (most, key): (usize, u64),
+    ) -> Result<MayHave, Fault> {
+        let at = Blocks { arena: self.image_arena(at.arena)?, ..at };
+        let Some(base) = self.sums_base().filter(|_| crcs.len() as u64 == at.len) else {
+            return Err(bad("has blocks without checksums"));
+        };
+        if !self.in_arena(at)? {
+            return Err(bad("has blocks that lie in no arena"));
+        }
+        // By what lies beside the blocks: only what may be right is read.
+        let mut from = vec![None; crcs.len()];
+        for run in runs.iter().filter(|run| !run.unwritten) {
+            let run = run.cut(file, file.saturating_add(at.len));
+            self.have_sums(base, &run, (run.file - file) as usize, crcs, &mut from)?;
+        }
+        let there =
+            Run { file: 0, arena: at.arena, block: at.block, len: at.len, unwritten: false };
+        self.have_sums(base, &there, 0, crcs, &mut from)?;
+        let (mut had, mut lacks): (Vec<Had>, Vec<(u64, u64)>) = (Vec::new(), Vec::new());
+        let (mut keyed, mut bytes) = (Keyed::new(key), Vec::new());
+        for (n, (from, crc)) in from.into_iter().zip(crcs).enumerate() {
+            let block = at.block + n as u64;
+            bytes.clear();
+            let whole = match from {
+                Some((arena, block)) => {
+                    let (segment, at) = (Segment::Arena(arena), block * BLOCK_BYTES);
+                    self.media.append(segment, at, BLOCK_BYTES as usize, &mut bytes)?;
+                    crc32c(0, &bytes) == *crc || planted(Bug::ImageUnread)
+                }
+                None => false,
+            };
+            let Some(from) = from.filter(|_| whole) else {
+                super::kept::add(&mut lacks, block);
+                continue;
+            };
+            match had.last_mut() {
+                Some(last)
+                    if last.block + last.from.len() as u64 == block && last.from.len() < most =>
+                {
+                    last.from.push(from);
+                }
+                _ => {
+                    keyed = Keyed::new(key);
+                    had.push(Had { block, from: vec![from], keyed: 0 });
+                }
+            }
+            keyed.add(&bytes);
+            if let Some(last) = had.last_mut() {
+                last.keyed = keyed.end();
+            }
+        }
+        Ok((had, lacks))
+    }
+
+    /// Notes of the blocks of a run, the first of which stands for the one at `first`, those that should have the right checksums.
+    fn have_sums(
+        &self,
+        base: u64,
+        run: &Run,
+        first: usize,
+        crcs: &[u32],
+        from: &mut [Option<(u32, u64)>],
+    ) -> Result<(), Fault> {
+        if !self.in_arena(Blocks::of(run))? {
+            return Ok(());
+        }
+        let sums = self.entries(base, run.arena, run.block, run.len)?;
+        for (n, sum) in sums.iter().enumerate() {
+            if sum.is_known() && crcs.get(first + n) == Some(&sum.crc) {
+                from[first + n] = Some((run.arena, run.block + n as u64));
+            }
+        }
+        Ok(())
+    }
+
+    /// Has blocks of an image the content that was found to be theirs. `false`: it is not there any more, since something else has come to lie there.
+    pub fn take_blocks(&self, arena: u32, had: &Had, key: u64) -> Result<bool, Fault> {
+        // (`from` has them as they are called here.)
+        let (mut keyed, mut bytes) = (Keyed::new(key), Vec::new());
+        for (arena, block) in &had.from {
+            let (segment, at) = (Segment::Arena(*arena), block * BLOCK_BYTES);
+            self.media.append(segment, at, BLOCK_BYTES as usize, &mut bytes)?;
+        }
+        keyed.add(&bytes);
+        if keyed.end() != had.keyed && !planted(Bug::ImageMovedOn) {
+            return Ok(false);
+        }
+        self.image_blocks(arena, had.block, &bytes)?;
+        Ok(true)
+    }
+
+    /// Blocks that nobody has.
+    pub fn free_blocks(&self) -> Vec<Blocks> {
+        let all = |(arena, _)| Blocks { arena, block: 0, len: self.superblock.capacity_blocks };
+        self.arenas().into_iter().map(all).flat_map(|blocks| self.still_free(blocks)).collect()
     }
 
     /// An item of the next state, or that it has none.
@@ -123,13 +322,13 @@ impl Volume {
         if !is_of_state(&key) || value.is_some_and(|value| value.len() > VALUE_MAX) {
             return Err(bad("has an item that no state can have").into());
         }
-        if let Some(value) = value.filter(|_| key.ino == 0 && key.kind == kind::ARENA) {
-            ReadClass::decode(value).map_err(corrupt(InodeId::NONE))?;
-            match u32::try_from(key.item) {
-                Ok(arena) if arena < super::ARENAS_MAX => self.ensure_arena(arena)?,
-                _ => return Err(bad("has an arena with an impossible number").into()),
-            }
+        if (key.ino, key.kind) == (0, kind::ARENA) {
+            let Some(value) = value else { return Err(bad("has an arena no more").into()) };
+            let done = self.image_class(key.item, value);
+            return Ok(done.inspect_err(|_| self.condemned.set(true))?);
         }
+        let (key, here) = self.image_item_here(key, value)?;
+        let value = here.as_ref().map(|here| &here[..]).or(value);
         let done = match value {
             Some(value) => self.tree.put(key, value),
             None => self.tree.remove(key).map(drop),
@@ -139,13 +338,12 @@ impl Volume {
     }
 
     /// The content of blocks.
-    pub fn image_blocks(&mut self, arena: u32, block: u64, bytes: &[u8]) -> Result<(), Fault> {
+    pub fn image_blocks(&self, arena: u32, block: u64, bytes: &[u8]) -> Result<(), Fault> {
+        let arena = self.image_arena(arena)?;
         let segment = Segment::Arena(arena);
         let (blocks, rest) = bytes.as_chunks::<{ BLOCK_BYTES as usize }>();
-        let end = block.checked_add(blocks.len() as u64);
-        let inside = end.is_some_and(|end| end <= self.superblock.capacity_blocks);
-        let known = self.media.size(segment)? >= self.superblock.arena_bytes();
-        if !rest.is_empty() || !inside || !known {
+        let place = Blocks { arena, block, len: blocks.len() as u64 };
+        if !rest.is_empty() || !self.in_arena(place)? {
             return Err(bad("has blocks that lie in no arena"));
         }
         let (at, len) = (block * BLOCK_BYTES, bytes.len() as u64);

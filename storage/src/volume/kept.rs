@@ -74,7 +74,7 @@ impl Keyed {
 pub type Found = (Vec<Run>, Vec<(u64, u64)>);
 
 /// Adds a block to ranges in order.
-fn add(ranges: &mut Vec<(u64, u64)>, block: u64) {
+pub(super) fn add(ranges: &mut Vec<(u64, u64)>, block: u64) {
     match ranges.last_mut() {
         Some((first, count)) if *first + *count == block => *count += 1,
         _ => ranges.push((block, 1)),

@@ -83,6 +83,8 @@ pub(super) struct Snapshots {
     joining: BTreeSet<Vec<u8>>,
     /// Those of an image that is coming ([`image`](super::image)).
     pub coming: BTreeMap<u64, Entry>,
+    /// Which arena here is the one that it calls so.
+    pub arenas: BTreeMap<u32, u32>,
     /// Those that are read, the one that was read last at the end.
     opened: Vec<(u64, Box<View>)>,
 }
@@ -392,7 +394,7 @@ impl Volume {
         }
     }
 
-    fn view_snapshot(&mut self, at: &SnapshotRoot, inodes: u64) -> Option<View> {
+    pub(super) fn view_snapshot(&mut self, at: &SnapshotRoot, inodes: u64) -> Option<View> {
         let root = Root { page: at.page, level: at.level };
         let (tree, pin) = self.tree.view_snapshot(root, at.transaction, VIEW_CACHE_PAGES)?;
         let (page, level, transaction) = (at.page, at.level.into(), at.transaction);
