@@ -5,6 +5,7 @@
 use std::sync::Arc;
 
 use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
+use service::core::image::Has;
 use service::core::message::{Identity, LockAsk, Message, SoleSays};
 use service::core::offer::{Doubt, Offered, Part};
 use service::core::{Event, image};
@@ -141,7 +142,12 @@ impl World {
             17 => Message::Resume { seq, last: seq },
             18 if input.flag() => Message::SnapshotWant { incarnation: input.odd() },
             18 if input.flag() => Message::SnapshotHad { incarnation: input.odd() },
-            18 if input.flag() => Message::ImageHad { incarnation: input.odd() },
+            18 if input.flag() => Message::ImageHad {
+                incarnation: input.odd(),
+                published: seq,
+                last: StreamSeq(input.odd() >> 1),
+                epoch: Epoch(input.below(4) as u32),
+            },
             18 => Message::SnapshotSince {
                 incarnation: input.odd(),
                 had: input.flag(),
@@ -230,6 +236,7 @@ impl World {
                         3 => image::Part::End(ImageEnd { inodes: input.odd(), blocks: 2, time: 3 }),
                         4 => image::Part::Key(input.odd()),
                         5 => image::Part::Offered {
+                            known: [Has::Maybe, Has::Last, Has::Then][input.below(3)],
                             number: input.odd(),
                             ino,
                             file: [0, 1, input.odd()][input.below(3)],

@@ -730,8 +730,11 @@ impl Node {
                 let claim = Claim { published, last, epoch };
                 self.snapshot_wanted(from, incarnation, had, Some(claim))
             }
-            Message::ImageHad { incarnation } if self.volume.has_snapshots() => {
-                self.image_wanted(from, incarnation, true)
+            Message::ImageHad { incarnation, published, last, epoch }
+                if self.volume.has_snapshots() =>
+            {
+                let claim = Claim { published, last, epoch };
+                self.image_wanted(from, incarnation, Some(claim))
             }
             // (What it says next is of that.)
             Message::ImageHad { .. } => Ok(()),

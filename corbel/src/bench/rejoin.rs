@@ -1,8 +1,12 @@
 //! What it costs that a node was away, for so long that the stream does not have what it missed: a volume of many files of which
-//! one in a hundred was written anew. The node is to be sent what changed, be in the chain soon, and disturb nobody.
+//! one in a hundred was written anew. The node is to be sent what changed, be in the chain soon, and disturb nobody; and the same
+//! where there is a snapshot.
 
 use std::io::Write;
 use std::time::{Duration, Instant};
+
+use base::InodeId;
+use client::fs::Caller;
 
 use super::failover::{Writer, monotonic};
 use super::world::World;
@@ -136,12 +140,27 @@ pub fn rejoin(bench: &Bench<'_>) -> Result<Measured> {
     let errors = f64::from(u8::from(writer.has_ended()));
     writer.kill();
     let (alone, beside) = (p99(&writer, begun, started), p99(&writer, started, ended));
+    // And in a volume with a snapshot, which the node has as well.
+    let socket = world.local.config(1)?.node.socket;
+    let fs = crate::mount::open_source(&socket.display().to_string())?;
+    let made = fs.make_snapshot(&Caller::ROOT, InodeId::ROOT, b"before");
+    made.map_err(|errno| {
+        Failure::failed(format!("a snapshot: {errno}"), "see the log of node 1: --keep leaves it")
+    })?;
+    drop(fs);
+    sync(&world)?;
+    let changed_beside = away(&world, files, 2000)?;
+    let before = counter(&world, 1, "message_wire_bytes")?;
+    let snapshot_back_ms = back(&world)?;
+    let snapshot_sent = counter(&world, 1, "message_wire_bytes")? - before;
     Ok(vec![
         ("bytes_ratio", sent / changed),
         ("back_ms", back_ms),
         ("writer_p99_ratio", beside / alone),
         ("taken_over_mb", taken / 1e6),
         ("back_beside_writer_ms", beside_ms),
+        ("snapshot_bytes_ratio", snapshot_sent / changed_beside),
+        ("snapshot_back_ms", snapshot_back_ms),
         ("errors", errors),
     ])
 }

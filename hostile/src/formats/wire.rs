@@ -9,7 +9,7 @@ use cluster::coordinator::{DataState, Member, Registration, View, message};
 use cluster::limits::BODY_MAX;
 use cluster::wire::{FrameHead, Hello, Refusal};
 use service::core::heal::Answer;
-use service::core::image::Part;
+use service::core::image::{Has, Part};
 use service::core::message::{Identity, LockAsk, Message, SoleSays};
 use service::core::offer::{self, Doubt, Offered};
 use service::link::Packet;
@@ -116,6 +116,17 @@ fn image_parts() -> Vec<Vec<u8>> {
         Part::Blocks { arena: 1, block: 6, bytes: &[5; 8192] },
         Part::State(17, snapshot),
         Part::End(ImageEnd { inodes: 1, blocks: 2, time: 3 }),
+        Part::Key(5),
+        Part::Offered {
+            known: Has::Last,
+            number: 17,
+            ino: InodeId(7),
+            file: 1,
+            arena: 2,
+            block: 3,
+            crcs: vec![4, 5],
+        },
+        Part::Same { arena: 2, block: 3, count: 2 },
     ];
     let encode = |part: &Part<'_>| {
         let mut bytes = Vec::new();
@@ -189,7 +200,7 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::Resume { seq, last: seq },
         Message::SnapshotWant { incarnation: 7 },
         Message::SnapshotHad { incarnation: 7 },
-        Message::ImageHad { incarnation: 7 },
+        Message::ImageHad { incarnation: 7, published: seq, last: seq, epoch: Epoch(2) },
         Message::SnapshotSince {
             incarnation: 7,
             had: true,

@@ -116,8 +116,8 @@ pub(super) struct Head {
     pub in_the_making: Option<super::snapshot::Start>,
     /// Which process was sent how many snapshots since it joins.
     pub passes: BTreeMap<NodeId, (u64, u32)>,
-    /// Those that are to be sent an image, and whether they may have some of the content.
-    pub images_wanted: BTreeMap<NodeId, bool>,
+    /// Those that are to be sent an image, and what they say that they have, if they may have some of the content.
+    pub images_wanted: BTreeMap<NodeId, Option<super::history::Claim>>,
     /// Followers that the coordinator was asked to let into the chain, and when last.
     pub promised: BTreeMap<NodeId, Nanos>,
     pub promoted_at: Nanos,

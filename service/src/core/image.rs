@@ -23,12 +23,13 @@ use storage::limits::BLOCK_BYTES;
 use storage::volume::image::{ImageEnd, SentBlocks};
 use storage::volume::{Blocks, Place, Volume, joins};
 
+use super::history::Claim;
 use super::message::Message;
 use super::offer::{Asked, COMPARED, OFFERED_A_TURN, Offers};
 use super::snapshot::{MENDING, Outgoing, PASSES, PIECE, Start};
 use super::{Failure, Node};
 
-pub use part::Part;
+pub use part::{Has, Part};
 
 /// Blocks in one part.
 const BLOCKS: u64 = 32;
@@ -116,13 +117,24 @@ impl Image {
         let Some((number, snapshot)) = self.states.front() else { return Ok(()) };
         let Some((ino, run)) = self.blocks.pop_front() else { return Ok(()) };
         let within = ino.in_snapshot(snapshot.slot);
-        let part = run.cut(run.file, run.file + offers.blocks.max(BLOCKS));
+        let mut part = run.cut(run.file, run.file + offers.blocks.max(BLOCKS));
+        let mut known = Has::Maybe;
+        if let (Some(since), Some(state)) = (&offers.since, volume.opened(snapshot.slot)) {
+            let then = volume.snapshot_transaction(*number);
+            if then.is_some_and(|then| then <= since.transaction) {
+                known = Has::Then;
+            } else {
+                let (same, count) = state.kept_since(ino, &part, since)?;
+                part = part.cut(part.file, part.file + count);
+                known = if same { Has::Last } else { Has::Maybe };
+            }
+        }
         let crcs =
             if offers.blocks > 0 { volume.crcs(part.arena, part.block, part.len)? } else { None };
         match crcs {
             Some(crcs) => {
                 let Run { file, arena, block, .. } = part;
-                Part::Offered { number: *number, ino, file, arena, block, crcs }.encode(out);
+                Part::Offered { known, number: *number, ino, file, arena, block, crcs }.encode(out);
                 (turn.asks, turn.offered) = (true, turn.offered + part.len);
                 self.offered.insert((arena, block), (within, part));
             }
@@ -256,7 +268,7 @@ impl Node {
     /// Nodes that are to be sent an image, and those that have been: the snapshots that are made for that come and go. `true`: something was done.
     pub(super) fn images_step(&mut self) -> Result<bool, Failure> {
         let Some(head) = self.part.head() else { return Ok(false) };
-        let wanted = head.images_wanted.first_key_value().map(|(node, had)| (*node, *had));
+        let wanted = head.images_wanted.first_key_value().map(|(node, claim)| (*node, *claim));
         let used = |name: &[u8]| {
             let mut images = head.snapshots.values().filter_map(|going| going.image.as_ref());
             images.any(|image| image.name == name)
@@ -269,11 +281,11 @@ impl Node {
             let op = Op::DropSnapshot { ino: InodeId::ROOT, name: &name };
             return Ok(self.emit_some(vec![op])? > 0);
         }
-        let Some((node, had)) = wanted else { return Ok(false) };
-        self.begin_image(node, had).map(|()| true)
+        let Some((node, claim)) = wanted else { return Ok(false) };
+        self.begin_image(node, claim).map(|()| true)
     }
 
-    fn begin_image(&mut self, node: NodeId, had: bool) -> Result<(), Failure> {
+    fn begin_image(&mut self, node: NodeId, claim: Option<Claim>) -> Result<(), Failure> {
         let Some(head) = self.part.head_mut() else { return Ok(()) };
         head.images_wanted.remove(&node);
         if !self.view.syncing.contains(&node) {
@@ -311,14 +323,15 @@ impl Node {
             awaits: false,
         };
         let (seq, now) = (self.member.applied, self.env.now);
-        let blocks = if had { self.env.config.limits.offer_blocks } else { 0 };
-        let offers = Offers::new(blocks, None, self.env.random.next_u64());
+        let blocks = if claim.is_some() { self.env.config.limits.offer_blocks } else { 0 };
+        let since = claim.filter(|_| blocks > 0).and_then(|claim| self.since(claim));
+        let offers = Offers::new(blocks, since, self.env.random.next_u64());
         log::info!("node {node} joins at stream position {seq}, with all snapshots");
         let inodes = self.volume.root().inodes;
         let Some(head) = self.part.head_mut() else { return Ok(()) };
         let process = head.joining.get(&node).copied().unwrap_or(0);
         // (Who has nothing is sent all of it again.)
-        let waited_for = head.begin_pass(node, process) >= PASSES || !had;
+        let waited_for = head.begin_pass(node, process) >= PASSES || claim.is_none();
         let start = Start { seq, waited_for, behind: false };
         head.snapshots.insert(node, Outgoing::new(start, (None, Some(image)), offers, inodes, now));
         Ok(())

@@ -71,7 +71,7 @@ pub(super) struct Incoming {
     /// All that the volume held before either came from the head of that epoch, if it is known; 0: it is not.
     pub(super) whole: Epoch,
     /// What the volume held before is the state that the head was told of.
-    claimed: bool,
+    pub(super) claimed: bool,
     /// What the volume held before, and before other snapshots that did not come to their end: the newest last.
     pub(super) kept: Vec<View>,
     /// All of it that files before this one had is let go, or decided.
@@ -312,7 +312,8 @@ impl Node {
         }
         let limits = &self.env.config.limits;
         if limits.offer_blocks > 0 && self.volume.sums_base().is_some() {
-            self.to_head(Message::ImageHad { incarnation });
+            let Claim { published, last, epoch } = claim.unwrap_or_default();
+            self.to_head(Message::ImageHad { incarnation, published, last, epoch });
         }
         if let Some(Claim { published, last, epoch }) = claim {
             self.to_head(Message::SnapshotSince { incarnation, had, published, last, epoch });

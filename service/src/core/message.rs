@@ -280,8 +280,8 @@ messages! {
     42 SNAPSHOT_HAD "syncing -> head" SnapshotHad { incarnation: u64 };
     /// This process needs a snapshot. Its volume has what the stream says up to `published`, and maybe some of what follows, up to `last`, of the stream as the head of that epoch had it (`core::history`). `had` as with `SnapshotHad`, which follows, for a head that does not know this.
     44 SNAPSHOT_SINCE "syncing -> head" SnapshotSince { incarnation: u64, had: bool, published: StreamSeq, last: StreamSeq, epoch: Epoch };
-    /// This process needs a snapshot, and if that is an image (`core::image`), content may be offered: its arenas may hold some. What it would say else follows, for a head that does not know this.
-    46 IMAGE_HAD "syncing -> head" ImageHad { incarnation: u64 };
+    /// This process needs a snapshot, and if that is an image (`core::image`), content may be offered: its arenas may hold some. The rest as with `SnapshotSince`, or 0; what it would say else follows, for a head that does not know this.
+    46 IMAGE_HAD "syncing -> head" ImageHad { incarnation: u64, published: StreamSeq, last: StreamSeq, epoch: Epoch };
     /// A piece of a snapshot: content that has not changed since; it is answered as an offer is.
     45 SNAPSHOT_SAME "head -> syncing" SnapshotSame { seq: StreamSeq, piece: u32, id: u64, parts: Vec<Part> };
     /// A piece of a snapshot: content that the node may have from before, and of what it has doubted what is the same. `id`: which snapshot, and the key of what is compared.

@@ -724,19 +724,20 @@ impl Node {
         Ok(true)
     }
 
-    /// A node wants to join a volume with snapshots; `had`: it may have some of the content.
+    /// A node wants to join a volume with snapshots; `had`: it may have some of the content, and says of what state.
     pub(super) fn image_wanted(
         &mut self,
         from: NodeId,
         incarnation: u64,
-        had: bool,
+        had: Option<Claim>,
     ) -> Result<(), Failure> {
         if self.joins_anew(from, incarnation)?
             && let Some(head) = self.part.head_mut()
         {
             head.snapshots.remove(&from);
             // (It says so in the words of older programs as well.)
-            *head.images_wanted.entry(from).or_default() |= had;
+            let wanted = head.images_wanted.entry(from).or_default();
+            *wanted = wanted.or(had);
         }
         Ok(())
     }
@@ -750,7 +751,7 @@ impl Node {
         claim: Option<Claim>,
     ) -> Result<(), Failure> {
         if self.volume.has_snapshots() {
-            return self.image_wanted(from, incarnation, false);
+            return self.image_wanted(from, incarnation, None);
         }
         if !self.joins_anew(from, incarnation)? {
             return Ok(());

@@ -2,17 +2,26 @@
 
 use base::random::Random;
 use base::{InodeId, NodeId};
+use service::core::limits::Limits;
+use service::core::message::Message;
 use storage::format::entry::Op;
 use storage::limits::BLOCK_BYTES;
 use storage::media::{Media, Segment};
 
-use crate::offers::{back, came, comes_in, content, dies, forged, limits, parted};
+use crate::offers::{
+    back, came, comes_in, content, dies, forged, let_in, limits, parted, parted_with,
+};
 use crate::rig::{Hand, Rig, config_with};
 use crate::scrub::{flip_in, view, write};
 use crate::snapshots::{same_snapshots, snapshot};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 const TWO: NodeId = NodeId(2);
+
+/// So many publications are known, by which is told what has not changed.
+fn with(history: usize) -> Limits {
+    Limits { history, ..limits(1024) }
+}
 
 /// The second is away, and was in the chain until that epoch.
 fn leaves(rig: &mut Rig, epoch: u32) {
@@ -21,41 +30,70 @@ fn leaves(rig: &mut Rig, epoch: u32) {
     }
 }
 
-/// What was here is not sent, whether a file has it still or not, and wherever it lies.
+/// The second is let in; how many blocks it had read by then to compare them.
+fn comes_and_compares(rig: &mut Rig, epoch: u32) -> u64 {
+    let mut compared = 0;
+    for _ in 0..400 {
+        rig.pass(20_000_000);
+        for link in 0..rig.links.len() {
+            while let Some((kind, body)) = rig.links[link].2.front() {
+                if let Ok((_, Message::SnapshotLack { doubts, .. })) = Message::decode(*kind, body)
+                {
+                    compared += doubts.iter().map(|doubt| u64::from(doubt.part.count)).sum::<u64>();
+                }
+                rig.deliver(link);
+            }
+        }
+        if rig.caught_up.iter().any(|c| (c.0, c.2.0) == (TWO, epoch)) {
+            break;
+        }
+    }
+    let_in(rig, epoch);
+    same_snapshots(rig);
+    compared
+}
+
+/// What was here is not sent, whether a file has it still or not, and wherever it lies; and where it is known what has changed, nothing else
+/// is read.
 #[test]
 fn what_is_here_is_not_sent() {
-    let (mut rig, mut hand, files) = parted(1024, 1, 6, 60);
-    let whole = 6 * 61 * BLOCK_BYTES;
-    hand.append(&snapshot(b"one"));
-    hand.append_in(&mut rig, files[0], &write(files[0], 5 * BLOCK_BYTES, &[9; BLOCK]));
-    hand.append_in(&mut rig, files[1], &write(files[1], 7 * BLOCK_BYTES + 100, &[9; 10]));
-    hand.sync(&mut rig);
-    rig.settle();
-    back(&mut rig, 3);
-    comes_in(&mut rig, 3);
-    same_snapshots(&mut rig);
-    let (taken, sent) = came(&rig);
-    assert_eq!(taken, whole, "{sent} bytes were sent");
-    assert!(sent < 40_000, "{sent} of {whole} bytes were sent");
-    // All of a file is written anew, and then nobody is there to see it: what only a snapshot has is taken over as well.
-    hand.append(&snapshot(b"two"));
-    for block in 0..60 {
-        let data = [block as u8; BLOCK];
-        hand.append_in(&mut rig, files[2], &write(files[2], block * BLOCK_BYTES, &data));
+    for history in [0, 64] {
+        let (mut rig, mut hand, files) = parted_with(with(history), 1, 6, 60);
+        let (whole, known) = (6 * 61, history > 0);
+        hand.append(&snapshot(b"one"));
+        hand.append_in(&mut rig, files[0], &write(files[0], 5 * BLOCK_BYTES, &[9; BLOCK]));
+        hand.append_in(&mut rig, files[1], &write(files[1], 7 * BLOCK_BYTES + 100, &[9; 10]));
+        hand.sync(&mut rig);
+        rig.settle();
+        back(&mut rig, 3);
+        let compared = comes_and_compares(&mut rig, 3);
+        let (taken, sent) = came(&rig);
+        assert_eq!(taken, whole * BLOCK_BYTES, "{sent} bytes were sent");
+        assert!(sent < 40_000, "{sent} bytes were sent");
+        // (What all lies in one leaf has changed with it.)
+        assert_eq!(compared, whole);
+        // All of a file is written anew, and then nobody is there to see it: what only a snapshot has is taken over as well.
+        hand.append(&snapshot(b"two"));
+        for block in 0..60 {
+            let data = [block as u8; BLOCK];
+            hand.append_in(&mut rig, files[2], &write(files[2], block * BLOCK_BYTES, &data));
+        }
+        hand.sync(&mut rig);
+        rig.pass(300_000_000);
+        rig.settle();
+        leaves(&mut rig, 5);
+        hand.append(&Op::DropSnapshot { ino: InodeId::ROOT, name: b"one" });
+        hand.append(&snapshot(b"three"));
+        hand.append_in(&mut rig, files[3], &write(files[3], 0, &[3; 10 * BLOCK]));
+        hand.sync(&mut rig);
+        back(&mut rig, 6);
+        let compared = comes_and_compares(&mut rig, 6);
+        let (again, sent) = (came(&rig).0 - taken, came(&rig).1 - sent);
+        let all = whole + 60;
+        assert_eq!(again, all * BLOCK_BYTES, "{sent} bytes were sent");
+        assert!(sent < 80_000, "{sent} bytes were sent");
+        assert!(if known { compared < 130 } else { compared == all }, "{compared} compared");
     }
-    hand.sync(&mut rig);
-    rig.settle();
-    leaves(&mut rig, 5);
-    hand.append(&Op::DropSnapshot { ino: InodeId::ROOT, name: b"one" });
-    hand.append(&snapshot(b"three"));
-    hand.append_in(&mut rig, files[3], &write(files[3], 0, &[3; 10 * BLOCK]));
-    hand.sync(&mut rig);
-    back(&mut rig, 6);
-    comes_in(&mut rig, 6);
-    same_snapshots(&mut rig);
-    let (again, sent) = (came(&rig).0 - taken, came(&rig).1 - sent);
-    assert_eq!(again, whole + 60 * BLOCK_BYTES, "{sent} bytes were sent");
-    assert!(sent < 80_000, "{sent} bytes were sent");
 }
 
 #[test]
@@ -89,7 +127,13 @@ fn what_is_rotten_is_not_taken_over() {
 /// Two files, of which each lies here where there the other one lies: whoever is first is in the way of the other.
 #[test]
 fn what_lies_elsewhere_is_moved_and_not_taken_from_where_it_was() {
-    let mut rig = Rig::with(2, 5, config_with(limits(1024)));
+    for history in [0, 64] {
+        what_lies_elsewhere_with(history);
+    }
+}
+
+fn what_lies_elsewhere_with(history: usize) {
+    let mut rig = Rig::with(2, 5, config_with(with(history)));
     leaves(&mut rig, 2);
     let mut hand = rig.attach(0, 0);
     let files: Vec<InodeId> =
@@ -170,8 +214,21 @@ fn nobody_finds_in_an_arena_what_was_of_others() {
             break;
         }
     }
-    crate::offers::let_in(&mut rig, 6);
+    let_in(&mut rig, 6);
     same_snapshots(&mut rig);
+}
+
+/// What nobody had frozen when it was written is written where it lay, and frozen then.
+#[test]
+fn what_is_written_in_place_since_is_sent() {
+    let (mut rig, mut hand, files) = parted_with(with(64), 12, 3, 9);
+    hand.append_in(&mut rig, files[1], &write(files[1], 4 * BLOCK_BYTES, &[8; BLOCK]));
+    hand.append(&snapshot(b"one"));
+    hand.sync(&mut rig);
+    back(&mut rig, 3);
+    comes_in(&mut rig, 3);
+    same_snapshots(&mut rig);
+    assert_eq!(came(&rig).0, 29 * BLOCK_BYTES);
 }
 
 /// Its process dies in the middle: what has come lies where it is to lie.

@@ -86,7 +86,12 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         15 => Message::StreamWant { from: seq },
         16 => Message::Resume { seq, last: StreamSeq(random.next_u64() >> 1) },
         17 if token % 4 == 0 => Message::SnapshotHad { incarnation: random.next_u64() },
-        17 if token % 4 == 3 => Message::ImageHad { incarnation: random.next_u64() },
+        17 if token % 4 == 3 => Message::ImageHad {
+            incarnation: random.next_u64(),
+            published: seq,
+            last: StreamSeq(random.next_u64() >> 1),
+            epoch: Epoch(2),
+        },
         17 if token % 4 == 1 => Message::SnapshotSince {
             incarnation: random.next_u64(),
             had: token % 2 == 0,
@@ -348,7 +353,12 @@ fn a_linked_node_has_the_part_that_the_view_gives_it() {
     for message in [
         Message::SnapshotWant { incarnation: 1 },
         Message::SnapshotHad { incarnation: 1 },
-        Message::ImageHad { incarnation: 1 },
+        Message::ImageHad {
+            incarnation: 1,
+            published: StreamSeq(1),
+            last: StreamSeq(1),
+            epoch: Epoch(1),
+        },
         Message::SnapshotSince {
             incarnation: 1,
             had: true,

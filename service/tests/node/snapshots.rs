@@ -16,7 +16,7 @@ use storage::limits::BLOCK_BYTES;
 use storage::media::Media;
 use storage::volume::Volume;
 
-use crate::offers::{self, back, change, comes_in, interrupted, parted};
+use crate::offers::{self, back, change, comes_in, interrupted_with, parted};
 use crate::rig::{Hand, Rig, SECRET};
 use crate::scrub::{agree, flip, view, write};
 
@@ -365,12 +365,19 @@ fn change_or_snapshot(
 /// Who joins has all snapshots, to the block, whatever goes on and goes wrong while they come.
 #[test]
 fn who_joins_has_them_all() {
-    let (_, deaths) = interrupted(1000..1060, change_or_snapshot, |rig| {
-        // (The second has just gone, with all that there was.)
-        assert_eq!(states(rig, 0), states(rig, 1));
-        let all = rig.nodes[0].volume().snapshots(0, usize::MAX);
-        assert!(all.iter().all(|s| !s.snapshot.name.starts_with(b".")), "{all:?}");
-    });
+    let history = |random: &mut Random| [0, 2, 64][random.below(3) as usize];
+    let (_, deaths) = interrupted_with(
+        1000..1080,
+        history,
+        |_, _| Vec::new(),
+        change_or_snapshot,
+        |rig| {
+            // (The second has just gone, with all that there was.)
+            assert_eq!(states(rig, 0), states(rig, 1));
+            let all = rig.nodes[0].volume().snapshots(0, usize::MAX);
+            assert!(all.iter().all(|s| !s.snapshot.name.starts_with(b".")), "{all:?}");
+        },
+    );
     assert!(deaths > 30, "{deaths} deaths");
 }
 

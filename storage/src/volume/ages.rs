@@ -459,6 +459,13 @@ impl Ages {
 pub struct Known(BTreeMap<(u32, u64), u64>);
 
 impl Known {
+    /// Whether it has come by any of these.
+    pub fn has_any(&self, blocks: Blocks) -> bool {
+        let Blocks { arena, block, len } = blocks;
+        let before = self.0.range(..(arena, block + len)).next_back();
+        before.is_some_and(|((other, _), end)| *other == arena && *end > block)
+    }
+
     /// Those of these that it has not come by before.
     pub fn add(&mut self, blocks: Blocks) -> Vec<Blocks> {
         let Blocks { arena, block, len } = blocks;

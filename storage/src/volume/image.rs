@@ -138,6 +138,7 @@ impl Volume {
     pub fn begin_image(&mut self) -> View {
         let same = [super::ARENA_WORLD, super::ARENA_SERVICE];
         self.snapshots.arenas = same.into_iter().map(|arena| (arena, arena)).collect();
+        self.snapshots.written = Known::default();
         self.view()
     }
 
@@ -295,7 +296,7 @@ impl Volume {
     }
 
     /// Has blocks of an image the content that was found to be theirs. `false`: it is not there any more, since something else has come to lie there.
-    pub fn take_blocks(&self, arena: u32, had: &Had, key: u64) -> Result<bool, Fault> {
+    pub fn take_blocks(&mut self, arena: u32, had: &Had, key: u64) -> Result<bool, Fault> {
         // (`from` has them as they are called here.)
         let (mut keyed, mut bytes) = (Keyed::new(key), Vec::new());
         for (arena, block) in &had.from {
@@ -307,6 +308,62 @@ impl Volume {
             return Ok(false);
         }
         self.image_blocks(arena, had.block, &bytes)?;
+        Ok(true)
+    }
+
+    /// The same of blocks that are known not to have changed, and that lie in these runs, which a file had from block `file` on: nothing is read
+    /// of what lies where it is to lie. `false`: they do not lie there, or not any more.
+    pub fn keep_blocks(
+        &mut self,
+        at: Blocks,
+        crcs: &[u32],
+        (runs, file): (&[Run], u64),
+    ) -> Result<bool, Fault> {
+        let place = Blocks { arena: self.image_arena(at.arena)?, ..at };
+        let end = file.saturating_add(at.len);
+        if !self.in_arena(place)? || crcs.len() as u64 != at.len {
+            return Err(bad("has blocks that lie in no arena"));
+        }
+        let Some(base) = self.sums_base() else { return Ok(false) };
+        let (mut next, mut parts) = (file, Vec::new());
+        for run in runs {
+            let run = run.cut(file, end);
+            let moved = self.snapshots.written.has_any(Blocks::of(&run));
+            if run.file != next || run.unwritten || moved && !planted(Bug::ImageMovedOn) {
+                return Ok(false);
+            }
+            let mut from = vec![None; crcs.len()];
+            self.have_sums(base, &run, (run.file - file) as usize, crcs, &mut from)?;
+            if from.iter().flatten().count() as u64 != run.len {
+                return Ok(false);
+            }
+            next = run.end();
+            parts.push((
+                run,
+                Blocks { block: place.block + (run.file - file), len: run.len, ..place },
+            ));
+        }
+        if next != end {
+            return Ok(false);
+        }
+        // (Read before anything is moved, which may lie where the next is to be read.)
+        let mut moves = Vec::new();
+        for (run, to) in parts {
+            let (from, len) = (Blocks::of(&run), (to.len * BLOCK_BYTES) as usize);
+            let (segment, offset) = (Segment::Arena(from.arena), from.block * BLOCK_BYTES);
+            if from != to {
+                let mut bytes = Vec::with_capacity(len);
+                self.media.append(segment, offset, len, &mut bytes)?;
+                moves.push((to, bytes));
+                continue;
+            }
+            // Whoever wrote it last may have been killed before he had written it back.
+            self.media.persist(segment, offset, to.len * BLOCK_BYTES)?;
+            self.media.persist(segment, sum_at(base, to.block), to.len * SUM_BYTES)?;
+        }
+        for (to, bytes) in moves {
+            self.place_blocks(to, &bytes)?;
+        }
         Ok(true)
     }
 
@@ -338,14 +395,18 @@ impl Volume {
     }
 
     /// The content of blocks.
-    pub fn image_blocks(&self, arena: u32, block: u64, bytes: &[u8]) -> Result<(), Fault> {
-        let arena = self.image_arena(arena)?;
-        let segment = Segment::Arena(arena);
+    pub fn image_blocks(&mut self, arena: u32, block: u64, bytes: &[u8]) -> Result<(), Fault> {
+        let len = bytes.len() as u64 / BLOCK_BYTES;
+        self.place_blocks(Blocks { arena: self.image_arena(arena)?, block, len }, bytes)
+    }
+
+    fn place_blocks(&mut self, place: Blocks, bytes: &[u8]) -> Result<(), Fault> {
+        let (segment, block) = (Segment::Arena(place.arena), place.block);
         let (blocks, rest) = bytes.as_chunks::<{ BLOCK_BYTES as usize }>();
-        let place = Blocks { arena, block, len: blocks.len() as u64 };
-        if !rest.is_empty() || !self.in_arena(place)? {
+        if !rest.is_empty() || place.len == 0 || !self.in_arena(place)? {
             return Err(bad("has blocks that lie in no arena"));
         }
+        self.snapshots.written.add(place);
         let (at, len) = (block * BLOCK_BYTES, bytes.len() as u64);
         let Some(base) = self.sums_base() else {
             return Err(bad("cannot come into a volume without checksums"));

@@ -73,13 +73,32 @@ impl View {
         if there.unwritten || (there.arena, there.block) != (run.arena, run.block) {
             return other(there.len.min(run.len));
         }
-        let count = run.len.min(there.len).min(LOOKED);
-        let sums = now.entries(base, run.arena, run.block, count)?;
+        let run = Run { len: run.len.min(there.len), ..run };
+        now.written_since(base, &run, since)
+    }
+}
+
+impl Volume {
+    /// Of the first blocks of a run how many no publication has written to since (`true`), or how many may have been written to; at least one.
+    fn written_since(&self, base: u64, run: &Run, since: &Since) -> Result<(bool, u64), Fault> {
+        let sums = self.entries(base, run.arena, run.block, run.len.min(LOOKED))?;
         let same = |at: usize| {
             sums[at].is_known() && since.has(sums[at].position) || planted(Bug::SinceWritten)
         };
         let first = same(0);
         let blocks = (0..sums.len()).take_while(|at| same(*at) == first).count();
-        Ok((first, (blocks as u64).clamp(1, left)))
+        Ok((first, (blocks as u64).clamp(1, run.len.max(1))))
+    }
+
+    /// The same as [`View::same_since`], of a run of a file of a snapshot; this is what the snapshot shows. (Nobody writes to its blocks.)
+    pub fn kept_since(&self, ino: InodeId, run: &Run, since: &Since) -> Result<(bool, u64), Fault> {
+        let found = self.run_written(ino, run.file)?;
+        let old = found.is_some_and(|(there, written)| {
+            there.cut(run.file, run.end()) == *run && written <= since.transaction
+        });
+        match self.sums_base().filter(|_| old || planted(Bug::SinceMoved)) {
+            Some(base) => self.written_since(base, run, since),
+            None => Ok((false, run.len.max(1))),
+        }
     }
 }

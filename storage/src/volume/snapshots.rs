@@ -16,6 +16,7 @@ use base::planted::{Bug, planted};
 use base::wire::Corrupt;
 use base::{InodeId, StreamSeq};
 
+use super::ages::Known;
 use super::space::Space;
 use super::{
     Applied, Blocks, Done, Fault, Refusal, VIEW_CACHE_PAGES, View, Volume, corrupt, share,
@@ -83,8 +84,9 @@ pub(super) struct Snapshots {
     joining: BTreeSet<Vec<u8>>,
     /// Those of an image that is coming ([`image`](super::image)).
     pub coming: BTreeMap<u64, Entry>,
-    /// Which arena here is the one that it calls so.
+    /// Which arena here is the one that it calls so, and blocks here that have got content of it.
     pub arenas: BTreeMap<u32, u32>,
+    pub written: Known,
     /// Those that are read, the one that was read last at the end.
     opened: Vec<(u64, Box<View>)>,
 }
@@ -345,6 +347,11 @@ impl Volume {
     /// The snapshot in a slot.
     pub fn snapshot_in(&self, slot: u16) -> Option<&Snapshot> {
         self.snapshots.in_slot(slot).map(|(_, entry)| &entry.snapshot)
+    }
+
+    /// The transaction that ended with a snapshot.
+    pub fn snapshot_transaction(&self, number: u64) -> Option<u64> {
+        self.snapshots.all.get(&number).map(|entry| entry.root.transaction)
     }
 
     /// The slot of the snapshot that ended with a transaction.

@@ -9,7 +9,7 @@ use storage::volume::{Blocks, Fault, Refusal, Volume};
 use super::super::message::Message;
 use super::super::offer::{COMPARED, Doubt, Part as Blocked};
 use super::super::{Failure, Node};
-use super::part::Part;
+use super::part::{Has, Part};
 
 /// What is said of a piece that offers something.
 #[derive(Debug, Default)]
@@ -55,9 +55,9 @@ impl Node {
                         incoming.image_key = Some(key);
                     }
                 }
-                Part::Offered { number, ino, file, arena, block, crcs } => {
+                Part::Offered { known, number, ino, file, arena, block, crcs } => {
                     let at = Blocks { arena, block, len: crcs.len() as u64 };
-                    self.image_offered((number, ino, file), at, &crcs, &mut reply)?;
+                    self.image_offered(known, (number, ino, file), (at, &crcs), &mut reply)?;
                 }
                 Part::Same { arena, block, count } => {
                     self.image_same(arena, block, count, &mut reply)?;
@@ -89,9 +89,9 @@ impl Node {
     /// What is offered is looked for where it is to lie, and where the file had it before.
     fn image_offered(
         &mut self,
+        known: Has,
         (number, ino, file): (u64, InodeId, u64),
-        at: Blocks,
-        crcs: &[u32],
+        (at, crcs): (Blocks, &[u32]),
         reply: &mut Reply,
     ) -> Result<(), Failure> {
         let Some(incoming) = &mut self.member.incoming else { return Ok(()) };
@@ -103,7 +103,14 @@ impl Node {
         reply.id = Some(key);
         // In the same snapshot, if it was here; else as it was last.
         let before = incoming.states.iter().find(|(n, _)| *n == number).map(|(_, view)| view);
-        let before = before.or(incoming.kept.last());
+        let there = match known {
+            // What was half here of something else may lie over what was there before.
+            _ if !incoming.claimed || incoming.kept.len() != 1 => false,
+            Has::Maybe => false,
+            Has::Last => true,
+            Has::Then => before.is_some(),
+        };
+        let before = if known == Has::Last { None } else { before }.or(incoming.kept.last());
         let end = file.saturating_add(at.len);
         let runs = before.map(|before| before.runs(ino, file, end, crcs.len())).transpose();
         let runs = match runs {
@@ -112,6 +119,10 @@ impl Node {
             // (It is damaged, or gone by now.)
             Err(_) => Vec::new(),
         };
+        if there && self.volume.keep_blocks(at, crcs, (&runs, file))? {
+            self.env.counters.taken_over_bytes += at.len * BLOCK_BYTES;
+            return Ok(());
+        }
         let most = (COMPARED as usize, key);
         let (had, lacks) = self.volume.may_have_blocks(at, crcs, (&runs, file), most)?;
         let arena = InodeId(at.arena.into());

@@ -7,7 +7,8 @@
 //! 4 state   number u64, length u16, the snapshot as its item has it: what has come is this
 //! 5 end     inodes u64, blocks u64, time u64
 //! 6 key     key u64: what follows is offered by it
-//! 7 offered number of the state u64, inode u64, block of the file u64, arena u32, first block u64, number u16, of each the CRC32C u32
+//! 7 offered what is known u8, number of the state u64, inode u64, block of the file u64, arena u32, first block u64, number u16, of each the
+//!           CRC32C u32
 //! 8 same    arena u32, first block u64, number u32
 //! ```
 //!
@@ -21,6 +22,17 @@ use storage::limits::BLOCK_BYTES;
 use storage::volume::image::ImageEnd;
 
 use super::super::offer::OFFER_BLOCKS;
+
+/// What is known of content that is offered.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Has {
+    /// Nothing.
+    Maybe = 0,
+    /// The file has had it in the state that the node has told of.
+    Last = 1,
+    /// The snapshot was there in that state.
+    Then = 2,
+}
 
 /// One part of a piece.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -44,6 +56,8 @@ pub enum Part<'a> {
     Key(u64),
     /// Content of blocks that the node may have.
     Offered {
+        /// Whether the node has it.
+        known: Has,
         /// The state that comes.
         number: u64,
         /// The file in it, and the block of it with which this begins.
@@ -94,8 +108,8 @@ impl<'a> Part<'a> {
             Self::Key(key) => {
                 w.u8(6).u64(*key);
             }
-            Self::Offered { number, ino, file, arena, block, crcs } => {
-                w.u8(7).u64(*number).u64(ino.0).u64(*file).u32(*arena).u64(*block);
+            Self::Offered { known, number, ino, file, arena, block, crcs } => {
+                w.u8(7).u8(*known as u8).u64(*number).u64(ino.0).u64(*file).u32(*arena).u64(*block);
                 w.u16(crcs.len() as u16);
                 for crc in crcs {
                     w.u32(*crc);
@@ -136,13 +150,19 @@ impl<'a> Part<'a> {
             5 => Self::End(ImageEnd { inodes: r.u64()?, blocks: r.u64()?, time: r.u64()? }),
             6 => Self::Key(r.u64()?),
             7 => {
+                let known = match r.u8()? {
+                    0 => Has::Maybe,
+                    1 => Has::Last,
+                    2 => Has::Then,
+                    _ => return Err(r.corrupt("offers something in an unknown way")),
+                };
                 let (number, ino, file) = (r.u64()?, InodeId(r.u64()?), r.u64()?);
                 let (arena, block, count) = (r.u32()?, r.u64()?, r.u16()?);
                 if count == 0 || u64::from(count) > OFFER_BLOCKS {
                     return Err(r.corrupt("offers no blocks, or more than there can be"));
                 }
                 let crcs = (0..count).map(|_| r.u32()).collect::<Result<_, _>>()?;
-                Self::Offered { number, ino, file, arena, block, crcs }
+                Self::Offered { known, number, ino, file, arena, block, crcs }
             }
             8 => Self::Same { arena: r.u32()?, block: r.u64()?, count: r.u32()? },
             _ => return Err(r.corrupt("has a part of an unknown kind")),
