@@ -676,7 +676,7 @@ impl Node {
             incoming.image_key = None;
         }
         if image {
-            // What is free there says the image.
+            // What is free says the image.
             self.member.discards.clear();
         }
         let given_up = self.volume.slots_given_up();
