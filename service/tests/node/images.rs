@@ -208,7 +208,7 @@ fn nobody_finds_in_an_arena_what_was_of_others() {
             let foreign = |data: u8| bytes.chunks(BLOCK).any(|b| b.iter().all(|at| *at == data));
             let (one, two) =
                 (format!("{class:?}").contains("1001"), format!("{class:?}").contains("1002"));
-            assert!(!(one && foreign(2)) && !(two && foreign(1)), "arena {number}, {class:?}");
+            assert!(!(one && foreign(2) || two && foreign(1)), "arena {number}, {class:?}");
         }
         if rig.caught_up.iter().any(|c| (c.0, c.2.0) == (TWO, 6)) {
             break;
