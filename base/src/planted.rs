@@ -740,6 +740,8 @@ pub enum Bug {
     ImageUncompared = 505,
     /// An image ends while the node lacks some of what it was offered.
     ImageUnsettled = 506,
+    /// What has not changed up to a snapshot counts as what a later state has.
+    ImageBetween = 507,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2435,6 +2437,11 @@ impl Bug {
             Bug::ImageUnsettled,
             "image-unsettled",
             "an image ends before the node has said what it lacks",
+        ),
+        (
+            Bug::ImageBetween,
+            "image-between",
+            "a node that is sent an image takes for content of a snapshot what the file had later",
         ),
         (
             Bug::LevelIgnored,

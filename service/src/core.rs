@@ -563,11 +563,12 @@ impl Node {
         let more = self.publish_step()? || self.turn.cut_short;
         // What waited for a publication goes on after it.
         let more = more || behind && self.member.job.is_none();
-        let more = self.discard_step()? || more;
+        let discards = self.discard_step()?;
         let more = self.place_step()? || more;
         let more = self.images_step()? || more;
+        // (Nobody who joins waits until all is cleared.)
         let more = more || self.snapshot_step()?;
-        Ok(self.scrub_step()? || more)
+        Ok(self.scrub_step()? || more || discards)
     }
 
     fn tick(&mut self) -> Result<(), Failure> {

@@ -63,6 +63,11 @@ const EVENTS_TIME: Duration = Duration::from_millis(5);
 /// Clients that have rung are served for so long before others than clients are heard again.
 const BELLS_TIME: Duration = Duration::from_millis(5);
 
+/// Nice value of the thread that decides.
+const NICE: i32 = -10;
+/// The same while nobody waits for it.
+const NICE_UNHURRIED: i32 = 5;
+
 /// What a piece of work comes to.
 enum Ended {
     /// Of a message, and how long it took.
@@ -96,6 +101,8 @@ struct Driver<N> {
     host: Option<Arc<HostLink>>,
     /// Time for which peers and clients were not heard, at most.
     longest_turn: Duration,
+    /// Nobody waits for what this node does: it is being filled.
+    unhurried: bool,
     admin: UnixListener,
     /// Whoever connects wants all to be read and compared, now.
     scrubs: UnixListener,
@@ -131,7 +138,7 @@ struct Driver<N> {
 pub fn run(config: NicfsConfig) -> Result<(), Error> {
     let signals = Signals::catch().map_err(|e| Error::new("nicfs: signals", e))?;
     crate::process::raise_descriptors();
-    crate::process::raise_priority(-10);
+    crate::process::raise_priority(NICE);
     crate::process::keep_memory();
     let mut driver = Driver::start(config, signals)?;
     let ended = driver.serve();
@@ -181,6 +188,7 @@ impl<N: Transport> Driver<N> {
         let mut busy = true;
         let mut held = Held::new();
         while !self.ended {
+            self.choose_priority();
             let slept = !busy && self.node.prepare_to_sleep();
             let wait = if slept { self.wait(next_tick) } else { Duration::ZERO };
             if heard.is_empty() {
@@ -251,6 +259,16 @@ impl<N: Transport> Driver<N> {
             coordinator.leave();
         }
         Ok(())
+    }
+
+    /// Comes before the programs of the machine, since others wait for what it does; but not while all that it does is to fill itself.
+    fn choose_priority(&mut self) {
+        let unhurried = self.node.is_being_filled();
+        if unhurried != self.unhurried {
+            let nice = if unhurried { NICE_UNHURRIED } else { NICE };
+            crate::process::Thread::current().nice(nice);
+            self.unhurried = unhurried;
+        }
     }
 
     fn wait(&self, next_tick: Instant) -> Duration {

@@ -45,6 +45,12 @@ impl History {
         Some(self.published.get(end.checked_sub(1)?)?.1)
     }
 
+    /// A transaction that was published with all up to that position.
+    pub(super) fn with(&self, seq: StreamSeq) -> Option<u64> {
+        let at = self.published.partition_point(|(at, _)| *at < seq);
+        Some(self.published.get(at)?.1)
+    }
+
     /// The volume is another one.
     pub(super) fn clear(&mut self) {
         self.published.clear();
@@ -114,6 +120,11 @@ mod tests {
             let last = all.iter().rev().find(|(at, _)| at.0 < seq).map(|(_, n)| *n);
             assert_eq!(found, last, "before {seq}");
         }
+        for seq in 1..=50_000 {
+            let found = history.with(StreamSeq(seq));
+            assert_eq!(found, all.iter().find(|(at, _)| at.0 >= seq).map(|(_, n)| *n), "{seq}");
+        }
+        assert_eq!(history.with(StreamSeq(50_001)), None);
         // What is published now is there, and something from long ago.
         assert_eq!(history.before(StreamSeq(50_001)), Some(5000));
         assert!(history.before(StreamSeq(25_000)).is_some());

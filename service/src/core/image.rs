@@ -59,6 +59,8 @@ pub(super) struct Image {
     begins: bool,
     /// Content of the first of `states` that was offered, by arena and block: where in which file of the snapshot it is.
     offered: BTreeMap<(u32, u64), (InodeId, Run)>,
+    /// Behind which transaction all snapshots are of later states than the node has. None: that is not known.
+    behind: Option<u64>,
     /// Content that the node lacks.
     lacking: VecDeque<(InodeId, Run)>,
     /// Nothing can be done before the node has answered.
@@ -121,9 +123,11 @@ impl Image {
         let mut known = Has::Maybe;
         if let (Some(since), Some(state)) = (&offers.since, volume.opened(snapshot.slot)) {
             let then = volume.snapshot_transaction(*number);
+            let of_later = then.is_some_and(|then| self.behind.is_some_and(|at| then > at));
             if then.is_some_and(|then| then <= since.transaction) {
                 known = Has::Then;
-            } else {
+            } else if of_later || planted(Bug::ImageBetween) {
+                // (What a state between the two has may have changed before the one that the node has.)
                 let (same, count) = state.kept_since(ino, &part, since)?;
                 part = part.cut(part.file, part.file + count);
                 known = if same { Has::Last } else { Has::Maybe };
@@ -319,6 +323,7 @@ impl Node {
             passed: 0,
             begins: true,
             offered: BTreeMap::new(),
+            behind: claim.and_then(|claim| self.member.history.with(claim.last)),
             lacking: VecDeque::new(),
             awaits: false,
         };

@@ -72,6 +72,8 @@ pub(super) struct Incoming {
     pub(super) whole: Epoch,
     /// What the volume held before is the state that the head was told of.
     pub(super) claimed: bool,
+    /// A piece of it has come, and what there was before it is gone, or kept.
+    wiped: bool,
     /// What the volume held before, and before other snapshots that did not come to their end: the newest last.
     pub(super) kept: Vec<View>,
     /// All of it that files before this one had is let go, or decided.
@@ -257,6 +259,11 @@ impl Node {
         if let Some(join) = self.part.join_mut() {
             (join.joining_at, join.joined_at) = (self.env.now, self.env.now);
         }
+    }
+
+    /// Whether it is being sent the state of the volume: nobody waits for it before it has that.
+    pub fn is_being_filled(&self) -> bool {
+        self.part.join().is_some() && self.member.incoming.is_some()
     }
 
     /// Whether what it has missed of the stream comes.
@@ -671,6 +678,9 @@ impl Node {
             if incoming.image.is_some() {
                 incoming.kept.clear();
             }
+            // (The head was told of what there was before the first.)
+            incoming.claimed &= !incoming.wiped;
+            incoming.wiped = true;
             incoming.states.clear();
             incoming.image_doubted.clear();
             incoming.image_key = None;
@@ -710,7 +720,13 @@ impl Node {
         self.member.settled.clear();
         self.member.stash.clear();
         self.member.dirty.clear();
-        if !kept {
+        if kept {
+            // Their numbers may become those of other classes.
+            for number in self.volume.strange_arenas()? {
+                let arena = Segment::Arena(number);
+                self.env.media.discard(arena, 0, self.env.media.size(arena)?)?;
+            }
+        } else {
             let arenas = self.volume.arenas();
             self.volume = Volume::format_with(Arc::clone(&self.env.media), &params, &arenas)?;
         }

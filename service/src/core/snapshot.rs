@@ -731,13 +731,17 @@ impl Node {
         incarnation: u64,
         had: Option<Claim>,
     ) -> Result<(), Failure> {
+        let Some(head) = self.part.head_mut() else { return Ok(()) };
+        if head.joining.get(&from) != Some(&incarnation) {
+            head.images_wanted.remove(&from);
+        }
         if self.joins_anew(from, incarnation)?
             && let Some(head) = self.part.head_mut()
         {
             head.snapshots.remove(&from);
             // (It says so in the words of older programs as well.)
             let wanted = head.images_wanted.entry(from).or_default();
-            *wanted = wanted.or(had);
+            *wanted = had.or(*wanted);
         }
         Ok(())
     }

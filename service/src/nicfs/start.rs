@@ -172,6 +172,7 @@ impl Driver<Net> {
             host_listener,
             host: None,
             longest_turn: Duration::ZERO,
+            unhurried: false,
             admin,
             scrubs,
             bells: BTreeMap::new(),

@@ -23,7 +23,7 @@ fn limits() -> Limits {
 }
 
 /// A file with content in every other block, so that what says where they lie takes several pages.
-fn sparse(rig: &mut Rig, hand: &mut Hand, name: &[u8], blocks: u64) -> InodeId {
+pub fn sparse(rig: &mut Rig, hand: &mut Hand, name: &[u8], blocks: u64) -> InodeId {
     let ino = hand.create(rig, name, 0o100_644);
     for block in 0..blocks {
         let data = vec![name[0] ^ block as u8; BLOCK];

@@ -19,6 +19,7 @@ use storage::volume::Volume;
 use crate::offers::{self, back, change, comes_in, interrupted_with, parted};
 use crate::rig::{Hand, Rig, SECRET};
 use crate::scrub::{agree, flip, view, write};
+use crate::since::sparse;
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 const USER: u32 = 1000;
@@ -366,18 +367,14 @@ fn change_or_snapshot(
 #[test]
 fn who_joins_has_them_all() {
     let history = |random: &mut Random| [0, 2, 64][random.below(3) as usize];
-    let (_, deaths) = interrupted_with(
-        1000..1080,
-        history,
-        |_, _| Vec::new(),
-        change_or_snapshot,
-        |rig| {
-            // (The second has just gone, with all that there was.)
-            assert_eq!(states(rig, 0), states(rig, 1));
-            let all = rig.nodes[0].volume().snapshots(0, usize::MAX);
-            assert!(all.iter().all(|s| !s.snapshot.name.starts_with(b".")), "{all:?}");
-        },
-    );
+    // (In pages of their own.)
+    let many = |rig: &mut Rig, hand: &mut Hand| vec![sparse(rig, hand, b"A", 90)];
+    let (_, deaths) = interrupted_with(1000..1060, history, many, change_or_snapshot, |rig| {
+        // (The second has just gone, with all that there was.)
+        assert_eq!(states(rig, 0), states(rig, 1));
+        let all = rig.nodes[0].volume().snapshots(0, usize::MAX);
+        assert!(all.iter().all(|s| !s.snapshot.name.starts_with(b".")), "{all:?}");
+    });
     assert!(deaths > 30, "{deaths} deaths");
 }
 

@@ -78,8 +78,7 @@ impl Node {
                 self.volume.end_image(&state, seq, self.view.epoch)?;
                 self.member.incoming = None;
                 self.open_volume_anew()?;
-                // What arenas held before.
-                self.member.discards.extend(self.volume.free_blocks());
+                self.discard_free()?;
                 self.joined_at(seq, waits)
             }
             _ => Err(diverged("an image does not end where it says so".into())),
@@ -155,6 +154,19 @@ impl Node {
         } else {
             let ino = InodeId(arena.into());
             reply.lacks.push(Blocked { ino, first: block, count });
+        }
+        Ok(())
+    }
+
+    /// Takes out of the arenas what they held before. What is long goes at once, since it may be all that an arena has addresses for.
+    fn discard_free(&mut self) -> Result<(), Failure> {
+        let long = (self.env.config.limits.discard_min / BLOCK_BYTES).max(1);
+        for free in self.volume.free_blocks() {
+            if free.len >= long {
+                self.discard_blocks(&free)?;
+            } else {
+                self.member.discards.push_back(free);
+            }
         }
         Ok(())
     }

@@ -451,8 +451,7 @@ impl Node {
                 let (at, bytes) = (free.block * BLOCK_BYTES, free.len * BLOCK_BYTES);
                 let arena = Segment::Arena(free.arena);
                 if free.len >= long {
-                    self.env.media.discard(arena, at, bytes)?;
-                    self.discard_sums(&free)?;
+                    self.discard_blocks(&free)?;
                 } else if !planted(Bug::FreedUncleared) {
                     self.clear(arena, at, bytes)?;
                     clear = clear.saturating_sub(bytes);
@@ -464,6 +463,13 @@ impl Node {
             }
         }
         Ok(!self.member.discards.is_empty())
+    }
+
+    /// Gives free blocks back to the medium.
+    pub(in crate::core) fn discard_blocks(&self, free: &Blocks) -> Result<(), Failure> {
+        let (at, bytes) = (free.block * BLOCK_BYTES, free.len * BLOCK_BYTES);
+        self.env.media.discard(Segment::Arena(free.arena), at, bytes)?;
+        self.discard_sums(free)
     }
 
     /// The checksums of so many free blocks that they fill pages of their own.
