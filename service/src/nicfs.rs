@@ -103,6 +103,8 @@ struct Driver<N> {
     longest_turn: Duration,
     /// Nobody waits for what this node does: it is being filled.
     unhurried: bool,
+    /// It may raise its priority. (Else it could not take back what it lowers.)
+    raised: bool,
     admin: UnixListener,
     /// Whoever connects wants all to be read and compared, now.
     scrubs: UnixListener,
@@ -138,9 +140,10 @@ struct Driver<N> {
 pub fn run(config: NicfsConfig) -> Result<(), Error> {
     let signals = Signals::catch().map_err(|e| Error::new("nicfs: signals", e))?;
     crate::process::raise_descriptors();
-    crate::process::raise_priority(NICE);
+    let raised = crate::process::raise_priority(NICE);
     crate::process::keep_memory();
     let mut driver = Driver::start(config, signals)?;
+    driver.raised = raised;
     let ended = driver.serve();
     let _ = std::fs::remove_file(&driver.config.admin);
     let _ = std::fs::remove_file(scrub_socket(&driver.config.admin));
@@ -264,7 +267,7 @@ impl<N: Transport> Driver<N> {
     /// Comes before the programs of the machine, since others wait for what it does; but not while all that it does is to fill itself.
     fn choose_priority(&mut self) {
         let unhurried = self.node.is_being_filled();
-        if unhurried != self.unhurried {
+        if unhurried != self.unhurried && self.raised {
             let nice = if unhurried { NICE_UNHURRIED } else { NICE };
             crate::process::Thread::current().nice(nice);
             self.unhurried = unhurried;

@@ -4,20 +4,21 @@
 use std::time::Duration;
 
 /// Raises the priority of this process, where it may: others depend on its heartbeats. `nice` is
-/// its nice value, below 0.
+/// its nice value, below 0. Says whether it might.
 ///
 /// Where the kernel shares the processor out between sessions first (autogroup), the nice value counts
 /// inside of a session only. A process that has a session of its own raises that of the session, too. It
 /// does not make one: services that wake each other across sessions are woken late (an fsync on three
 /// replicas of one machine took twice as long).
-pub fn raise_priority(nice: i32) {
+pub fn raise_priority(nice: i32) -> bool {
     // SAFETY: the calls take plain numbers; failure (no permission) leaves things as they are.
     unsafe {
-        libc::setpriority(libc::PRIO_PROCESS, 0, nice);
+        let raised = libc::setpriority(libc::PRIO_PROCESS, 0, nice) == 0;
         if libc::getsid(0) == libc::getpid() {
             // Absent where the kernel has no such groups.
             let _ = std::fs::write("/proc/self/autogroup", nice.to_string());
         }
+        raised
     }
 }
 

@@ -173,6 +173,7 @@ impl Driver<Net> {
             host: None,
             longest_turn: Duration::ZERO,
             unhurried: false,
+            raised: false,
             admin,
             scrubs,
             bells: BTreeMap::new(),
