@@ -124,13 +124,13 @@ impl Image {
         if let (Some(since), Some(state)) = (&offers.since, volume.opened(snapshot.slot)) {
             let then = volume.snapshot_transaction(*number);
             let of_later = then.is_some_and(|then| self.behind.is_some_and(|at| then > at));
-            if then.is_some_and(|then| then <= since.transaction) {
-                known = Has::Then;
-            } else if of_later || planted(Bug::ImageBetween) {
-                // (What a state between the two has may have changed before the one that the node has.)
+            if of_later || planted(Bug::ImageBetween) {
                 let (same, count) = state.kept_since(ino, &part, since)?;
                 part = part.cut(part.file, part.file + count);
                 known = if same { Has::Last } else { Has::Maybe };
+            } else {
+                // (What it shows may have changed before the state that the node has, which has it as well, if it is not of a later one.)
+                known = Has::Then;
             }
         }
         let crcs =

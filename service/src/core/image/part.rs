@@ -30,7 +30,7 @@ pub enum Has {
     Maybe = 0,
     /// The file has had it in the state that the node has told of.
     Last = 1,
-    /// The snapshot was there in that state.
+    /// The snapshot shows it; which the node has, if it has one of that number: all that it has told of is of the same stream.
     Then = 2,
 }
 
