@@ -304,6 +304,7 @@ impl Node {
             );
             return Ok(());
         }
+        self.env.counters.snapshots += 1;
         // All of it is on the medium before it is read.
         self.publish_all()?;
         // What is made for others goes when it has served them.

@@ -720,7 +720,6 @@ impl Node {
         }
         // What it held before is about to be wiped.
         head.acked.remove(&from);
-        self.env.counters.snapshots += 1;
         Ok(true)
     }
 
@@ -760,6 +759,7 @@ impl Node {
         if !self.joins_anew(from, incarnation)? {
             return Ok(());
         }
+        self.env.counters.snapshots += 1;
         // Content is read from the arenas, which hold what is published, and must not be older.
         self.publish_all()?;
         log::info!("node {from} joins at stream position {}", self.member.applied);

@@ -724,7 +724,7 @@ fn the_rest_of_a_snapshot_is_not_taken_for_all_of_it() {
 #[test]
 fn what_was_put_off_for_who_joins_is_taken_up_when_that_is_lost() {
     // (Where it is not known what a node has, it is waited for.)
-    let (mut rig, mut writers) = ring_runs_full(0);
+    let (mut rig, mut writers) = ring_runs_full(0, false);
     let is_taken = |hand: &Hand| hand.word(control::SETTLED) >= hand.seq;
     assert!(writers.iter().any(|(hand, _)| !is_taken(hand)), "the head takes no more");
     let status = rig.nodes[0].status();
@@ -743,7 +743,17 @@ fn what_was_put_off_for_who_joins_is_taken_up_when_that_is_lost() {
 /// rest.
 #[test]
 fn nobody_waits_for_who_joins() {
-    let (mut rig, writers) = ring_runs_full(1024);
+    nobody_waits(false);
+}
+
+/// Nor where there are snapshots.
+#[test]
+fn nobody_waits_for_who_is_sent_an_image() {
+    nobody_waits(true);
+}
+
+fn nobody_waits(snapshots: bool) {
+    let (mut rig, writers) = ring_runs_full(1024, snapshots);
     for (hand, file) in &writers {
         assert!(hand.word(control::SETTLED) >= hand.seq, "what was written to {file} is taken");
         assert!(hand.word(control::REPLICATED) > 0);
@@ -787,7 +797,7 @@ const THREE: NodeId = NodeId(3);
 
 /// A third node joins and hears nothing of it, while members' clients write more than the ring has room for. So many publications are
 /// known.
-fn ring_runs_full(history: usize) -> (Rig, Vec<(Hand, InodeId)>) {
+fn ring_runs_full(history: usize, snapshots: bool) -> (Rig, Vec<(Hand, InodeId)>) {
     let chain = [ONE, TWO];
     let limits = service::core::limits::Limits {
         returns: 0,
@@ -804,6 +814,10 @@ fn ring_runs_full(history: usize) -> (Rig, Vec<(Hand, InodeId)>) {
         let held = hand.lease(&mut rig, file, LeaseMode::Write).expect("a lease").granted;
         assert!(hand.holds(held));
         writers.push((hand, file));
+    }
+    if snapshots {
+        owner.append(&Op::Snapshot { ino: InodeId::ROOT, name: b"one" });
+        owner.sync(&mut rig);
     }
     for syncing in [&[][..], &[THREE]] {
         for n in 0..3 {
