@@ -601,6 +601,8 @@ impl Writer {
                 let (name, target) = (name.as_bytes(), &b""[..]);
                 let (mode, rdev, uid, gid) = (0o100_644, 0, 0, 0);
                 self.append(&Op::Create { ino, parent: root, mode, rdev, uid, gid, name, target });
+                // The service may have gone to sleep since it replied, as it may between a program's reply and its entry.
+                self.ring(clock);
                 return Ok(ino);
             }
         }
