@@ -998,7 +998,7 @@ impl Node {
                     settled: c.settled,
                     published: c.published,
                     replicated: c.replicated,
-                    leases: c.leases().len(),
+                    leases: c.lease_count() as usize,
                     refusals: c.refusals,
                 })
                 .collect(),

@@ -67,6 +67,8 @@ const BELLS_TIME: Duration = Duration::from_millis(5);
 const NICE: i32 = -10;
 /// The same while nobody waits for it.
 const NICE_UNHURRIED: i32 = 5;
+/// Its slice: much shorter than a program's, since an fsync waits for that thread to wake at every member, one after the other.
+const SLICE: Duration = Duration::from_micros(200);
 
 /// What a piece of work comes to.
 enum Ended {
@@ -144,6 +146,8 @@ pub fn run(config: NicfsConfig) -> Result<(), Error> {
     crate::process::keep_memory();
     let mut driver = Driver::start(config, signals)?;
     driver.raised = raised;
+    // What was done up to here may be long.
+    crate::process::Thread::current().slice(Some(SLICE));
     let ended = driver.serve();
     let _ = std::fs::remove_file(&driver.config.admin);
     let _ = std::fs::remove_file(scrub_socket(&driver.config.admin));
@@ -270,6 +274,7 @@ impl<N: Transport> Driver<N> {
         if unhurried != self.unhurried && self.raised {
             let nice = if unhurried { NICE_UNHURRIED } else { NICE };
             crate::process::Thread::current().nice(nice);
+            crate::process::Thread::current().slice((!unhurried).then_some(SLICE));
             self.unhurried = unhurried;
         }
     }

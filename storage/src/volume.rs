@@ -273,6 +273,7 @@ pub struct Volume {
     /// Items of the kind UNPLACED.
     unplaced: u64,
     moved: parts::Moved,
+    rearranged: since::Rearranged,
     snapshots: snapshots::Snapshots,
 }
 
@@ -442,6 +443,7 @@ impl Volume {
             accounts: quota::Accounts::default(),
             unplaced: 0,
             moved: parts::Moved::default(),
+            rearranged: since::Rearranged::after(root.transaction),
             snapshots: snapshots::Snapshots::default(),
         }
     }
@@ -616,14 +618,20 @@ impl Volume {
             Op::RemoveXattr { ino, name } if acl::is_acl(name) => self.set_acl(ino, name, &[], now),
             Op::SetXattr { ino, name, value } => self.set_xattr(ino, name, value, now),
             Op::RemoveXattr { ino, name } => self.remove_xattr(ino, name, now),
-            Op::CloneRange { .. } => self.clone_range(op, now),
+            Op::CloneRange { ino, .. } => {
+                self.rearranged.note(ino, self.tree.working(), since::REARRANGED_MAX);
+                self.clone_range(op, now)
+            }
             Op::Reap { ino } => self.reap(ino),
             Op::Tmpfile { .. } => self.tmpfile(op, now),
             Op::SetQuota { user: Some(uid), limit, .. } => {
                 self.set_quota(AccountId::User(uid), limit)
             }
             Op::SetQuota { ino, limit, .. } => self.set_quota(AccountId::Directory(ino), limit),
-            Op::Shift { .. } => self.shift(op, now),
+            Op::Shift { ino, .. } => {
+                self.rearranged.note(ino, self.tree.working(), since::REARRANGED_MAX);
+                self.shift(op, now)
+            }
             Op::Move { ino, from, to, out } => self.move_part(ino, (from, to), out),
             Op::SetProject { ino, project } => self.set_project(ino, project, now),
             Op::Place { ino, reach, later } => self.place(ino, reach, later),

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use base::random::Random;
 use base::{InodeId, NodeId};
 use service::core::limits::Limits;
+use service::core::message::Message;
 use storage::format::entry::Op;
 use storage::limits::BLOCK_BYTES;
 
@@ -38,7 +39,13 @@ pub fn sparse(rig: &mut Rig, hand: &mut Hand, name: &[u8], blocks: u64) -> Inode
 
 /// Two nodes with sparse files, of so many blocks each; then the second is away.
 fn parted(seed: u64, files: u8, blocks: u64) -> (Rig, Hand, Vec<InodeId>) {
-    let (mut rig, mut hand, mut files_of) = parted_with(limits(), seed, 1, 3);
+    parted_of(seed, (1, 3), (files, blocks))
+}
+
+/// The same, of so many other files of so many blocks before.
+fn parted_of(seed: u64, dense: (u8, usize), sparse_of: (u8, u64)) -> (Rig, Hand, Vec<InodeId>) {
+    let (mut rig, mut hand, mut files_of) = parted_with(limits(), seed, dense.0, dense.1);
+    let (files, blocks) = sparse_of;
     for n in 0..2 {
         view(&mut rig, n, 2, &[1], &[2]);
     }
@@ -57,11 +64,19 @@ fn parted(seed: u64, files: u8, blocks: u64) -> (Rig, Hand, Vec<InodeId>) {
 /// Until the second node is in, in the epoch after this one; how many messages of each kind it was sent.
 fn until_in(rig: &mut Rig, epoch: u32) -> BTreeMap<u16, usize> {
     let mut sent = BTreeMap::new();
+    until_in_seen(rig, epoch, &mut |kind, _| *sent.entry(kind).or_default() += 1);
+    sent
+}
+
+/// The same; what it is sent is seen.
+fn until_in_seen(rig: &mut Rig, epoch: u32, see: &mut dyn FnMut(u16, &[u8])) {
     for _ in 0..4000 {
         rig.pass(1_000_000);
         for link in 0..rig.links.len() {
-            while let Some((kind, _)) = rig.links[link].2.front() {
-                *sent.entry(*kind).or_default() += usize::from(rig.links[link].0 == TWO);
+            while let Some((kind, body)) = rig.links[link].2.front() {
+                if rig.links[link].0 == TWO {
+                    see(*kind, body);
+                }
                 rig.deliver(link);
             }
         }
@@ -70,7 +85,6 @@ fn until_in(rig: &mut Rig, epoch: u32) -> BTreeMap<u16, usize> {
         }
     }
     let_in(rig, epoch);
-    sent
 }
 
 #[test]
@@ -93,6 +107,30 @@ fn what_has_not_changed_is_neither_read_nor_offered() {
     let all = 904 * BLOCK_BYTES;
     assert!((all - 3 * BLOCK_BYTES..=all).contains(&taken), "{taken} of {all}");
     assert!(came < 60_000, "{came} bytes were sent");
+}
+
+/// A leaf that has many small files is written when one of them changes. The others in it are what they were.
+#[test]
+fn files_beside_one_that_has_changed_are_neither_read_nor_offered() {
+    let (mut rig, mut hand, files) = parted_of(7, (60, 2), (1, 300));
+    let before = came(&rig);
+    for ino in files[..60].iter().step_by(3) {
+        hand.append_in(&mut rig, *ino, &write(*ino, BLOCK_BYTES + 10, &[9; 10]));
+    }
+    hand.sync(&mut rig);
+    rig.settle();
+    back(&mut rig, 5);
+    let (mut offered, mut doubted) = (0, 0);
+    until_in_seen(&mut rig, 5, &mut |kind, body| {
+        if let Ok((_, Message::SnapshotOffer { offers, sure, .. })) = Message::decode(kind, body) {
+            offered += offers.iter().map(|offer| offer.crcs.len()).sum::<usize>();
+            doubted += sure.iter().map(|part| part.count).sum::<u32>();
+        }
+    });
+    // Those that were written to, and one that was published last before the node went.
+    assert_eq!((offered, doubted), (21, 1));
+    let (taken, came) = (came(&rig).0 - before.0, came(&rig).1 - before.1);
+    assert_eq!(taken, (300 + 60 * 3 - 20) * BLOCK_BYTES, "{came} bytes were sent");
 }
 
 /// Who has joined, and has heard nothing since, has the state that it was sent.

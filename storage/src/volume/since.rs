@@ -5,8 +5,14 @@
 //! the stream the publication came that wrote to it last. So an extent whose leaf no transaction after some published one has written lies where it lay
 //! then, and a block of it that no publication after that wrote to has the bytes that it had.
 //!
+//! A leaf has the extents and the attributes of many small files, and is written when one of them changes. But content gets from one
+//! place of a file to another, or into another file, without being written only by two operations, so it is enough to know which files
+//! those were done to ([`Rearranged`]): in all others a block that was not written to is what it was, whatever became of its leaf.
+//!
 //! A publication that came up to a position has what the stream says up to there, and may have a part of the chunk behind it. So
 //! of what came up to some position all is in a state that came further, and of that no other part.
+
+use std::collections::BTreeMap;
 
 use base::planted::{Bug, planted};
 use base::{InodeId, StreamSeq};
@@ -18,6 +24,38 @@ use crate::format::item::Run;
 const LOOKED: u64 = 1024;
 /// A position that is half of this or more before another is not told from one behind it: of what lies at rest there is the lower half.
 pub const FAR: u64 = 1 << 31;
+
+/// So many files are remembered that were rearranged.
+pub(super) const REARRANGED_MAX: usize = 1 << 16;
+
+/// Files in which content lies elsewhere than where it was written to (`CloneRange`, `Shift`), by the last transaction that brought that
+/// about. It is known of some transactions of this process.
+#[derive(Debug)]
+pub(super) struct Rearranged {
+    files: BTreeMap<InodeId, u64>,
+    /// Of all up to this one it is not known.
+    after: u64,
+}
+
+impl Rearranged {
+    /// Nothing was done yet after that transaction.
+    pub const fn after(transaction: u64) -> Self {
+        Self { files: BTreeMap::new(), after: transaction }
+    }
+
+    /// A transaction, the newest of all, does it to a file. If there are more than `most`, all are forgotten.
+    pub fn note(&mut self, ino: InodeId, transaction: u64, most: usize) {
+        self.files.insert(ino, transaction);
+        if self.files.len() > most {
+            *self = Self::after(transaction);
+        }
+    }
+
+    /// Whether it may have been done to a file after that transaction.
+    fn may_be(&self, ino: InodeId, transaction: u64) -> bool {
+        transaction < self.after || self.files.get(&ino).is_some_and(|at| *at > transaction)
+    }
+}
 
 /// A state of the volume somewhere.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,7 +103,10 @@ impl View {
         let Some(base) = now.sums_base() else { return other(left) };
         let Some((run, written)) = self.run_written(ino, block)? else { return other(left) };
         let run = run.cut(block, end);
-        if run.unwritten || (written > since.transaction && !planted(Bug::SinceMoved)) {
+        let lies_there = written <= since.transaction
+            || !now.rearranged.may_be(ino, since.transaction)
+            || planted(Bug::SinceMoved);
+        if run.unwritten || !lies_there {
             return other(run.len);
         }
         let there = now.runs(ino, block, block + 1, 1)?;
@@ -100,5 +141,29 @@ impl Volume {
             Some(base) => self.written_since(base, run, since),
             None => Ok((false, run.len.max(1))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_known_may_be_rearranged() {
+        let mut files = Rearranged::after(10);
+        let [a, b, c] = [1, 2, 3].map(InodeId);
+        assert!(files.may_be(a, 9) && !files.may_be(a, 10));
+        files.note(a, 12, 2);
+        files.note(b, 14, 2);
+        let may_be = |files: &Rearranged, at| [a, b, c].map(|ino| files.may_be(ino, at));
+        assert_eq!(may_be(&files, 11), [true, true, false]);
+        assert_eq!(may_be(&files, 12), [false, true, false]);
+        files.note(a, 15, 2);
+        assert_eq!(may_be(&files, 14), [true, false, false]);
+        assert_eq!(may_be(&files, 15), [false; 3]);
+        // One more than are remembered.
+        files.note(c, 20, 2);
+        assert_eq!(may_be(&files, 19), [true; 3]);
+        assert_eq!(may_be(&files, 20), [false; 3]);
     }
 }
