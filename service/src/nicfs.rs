@@ -54,10 +54,6 @@ const TICK_EARLY: Duration = Duration::from_millis(40);
 const CLOSING: Duration = Duration::from_millis(1500);
 /// Clients without a bell are looked at this often.
 const MUTE_LOOK: Duration = Duration::from_millis(2);
-/// Slices of background work between two looks at the events...
-const SLICES: u32 = 4;
-/// ... unless they take that long.
-const SLICES_TIME: Duration = Duration::from_millis(5);
 /// What came over links is taken for so long before the rest of the turn is done: chunks in bulk come by the dozen.
 const EVENTS_TIME: Duration = Duration::from_millis(5);
 /// Clients that have rung are served for so long before others than clients are heard again.
@@ -67,8 +63,6 @@ const BELLS_TIME: Duration = Duration::from_millis(5);
 const NICE: i32 = -10;
 /// The same while nobody waits for it.
 const NICE_UNHURRIED: i32 = 5;
-/// Its slice: much shorter than a program's, since an fsync waits for that thread to wake at every member, one after the other.
-const SLICE: Duration = Duration::from_micros(200);
 
 /// What a piece of work comes to.
 enum Ended {
@@ -146,8 +140,6 @@ pub fn run(config: NicfsConfig) -> Result<(), Error> {
     crate::process::keep_memory();
     let mut driver = Driver::start(config, signals)?;
     driver.raised = raised;
-    // What was done up to here may be long.
-    crate::process::Thread::current().slice(Some(SLICE));
     let ended = driver.serve();
     let _ = std::fs::remove_file(&driver.config.admin);
     let _ = std::fs::remove_file(scrub_socket(&driver.config.admin));
@@ -274,7 +266,6 @@ impl<N: Transport> Driver<N> {
         if unhurried != self.unhurried && self.raised {
             let nice = if unhurried { NICE_UNHURRIED } else { NICE };
             crate::process::Thread::current().nice(nice);
-            crate::process::Thread::current().slice((!unhurried).then_some(SLICE));
             self.unhurried = unhurried;
         }
     }
@@ -291,20 +282,12 @@ impl<N: Transport> Driver<N> {
         }
     }
 
+    /// A slice of it, so that an fsync waits for no more than one.
     fn background(&mut self) -> bool {
-        let begin = Instant::now();
-        for _ in 0..SLICES {
-            if begin.elapsed() >= SLICES_TIME {
-                return true;
-            }
-            let mut effects = Vec::new();
-            let more = self.node.work(self.now(), &mut effects);
-            self.carry_out(effects);
-            if !more {
-                return false;
-            }
-        }
-        true
+        let mut effects = Vec::new();
+        let more = self.node.work(self.now(), &mut effects);
+        self.carry_out(effects);
+        more
     }
 
     fn net_event(&mut self, event: NetEvent) -> Result<(), Error> {

@@ -93,8 +93,6 @@ impl<T> Shared<T> {
     fn work(&self) {
         if let Some(nice) = self.limits.nice {
             Thread::current().nice(nice);
-            // Not that of the thread that decides.
-            Thread::current().slice(None);
         }
         self.crew.join();
         let mut state = self.lock();

@@ -139,25 +139,6 @@ impl Thread {
         unsafe { libc::syscall(libc::SYS_setpriority, libc::PRIO_PROCESS, self.0, nice) };
     }
 
-    /// For how long it may keep a processor that others want; who has a shorter one than the thread that has the processor takes it
-    /// over at once when it is woken, and otherwise waits for the end of that one's (Linux from 6.12 on, some milliseconds on a
-    /// machine with few cores; kernels before that take no notice, and let who has a low nice value take over anyhow). `None`: as long
-    /// as all others. Nothing if it has a realtime priority.
-    pub fn slice(self, slice: Option<Duration>) {
-        let mut attr = SchedAttr::default();
-        let size = std::mem::size_of::<SchedAttr>();
-        // SAFETY: the kernel writes no more than `size` bytes to `attr`, which has them.
-        let got = unsafe {
-            libc::syscall(libc::SYS_sched_getattr, self.0, &raw mut attr, size, 0)
-        };
-        if got != 0 || attr.policy != libc::SCHED_OTHER as u32 {
-            return;
-        }
-        attr.runtime = slice.map_or(0, |slice| u64::try_from(slice.as_nanos()).unwrap_or(u64::MAX));
-        // SAFETY: the kernel reads as many bytes of `attr` as its `size` says, which the kernel has set to no more than there are.
-        unsafe { libc::syscall(libc::SYS_sched_setattr, self.0, &raw const attr, 0) };
-    }
-
     fn schedule(self, policy: i32, priority: i32) -> bool {
         let param = libc::sched_param { sched_priority: priority };
         // What it starts is ordinary.
@@ -168,21 +149,6 @@ impl Thread {
             libc::syscall(libc::SYS_sched_setscheduler, self.0, policy, &raw const param) == 0
         }
     }
-}
-
-/// `struct sched_attr`, in its first version: sched_setattr(2).
-#[repr(C)]
-#[derive(Default)]
-struct SchedAttr {
-    size: u32,
-    policy: u32,
-    flags: u64,
-    nice: i32,
-    priority: u32,
-    /// Of an ordinary thread, its slice in nanoseconds.
-    runtime: u64,
-    deadline: u64,
-    period: u64,
 }
 
 /// Looks at a process that is late: whether it gets too little of the processor to do what it is to do.

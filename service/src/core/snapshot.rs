@@ -41,13 +41,13 @@ use super::offer::{
 use super::{Effect, Failure, Node};
 
 /// Bytes of synthetic entries after which a turn ends.
-pub(super) const PIECE: usize = 256 * 1024;
+pub(super) const PIECE: usize = 64 * 1024;
 /// Bytes of one message, unless one entry is longer.
 const MESSAGE: usize = 512 * 1024;
 /// Bytes of file content in one entry.
-const CONTENT: usize = 128 * 1024;
+const CONTENT: usize = 64 * 1024;
 /// Pieces on their way at once.
-const WINDOW: u32 = 8;
+const WINDOW: u32 = 16;
 /// A joining node that asks again, and has not acknowledged anything for so long, lacks a piece.
 const LOST: Nanos = 1_000_000_000;
 /// After this time a head that is not fenced knows what became of a request to let a node into the chain: a
