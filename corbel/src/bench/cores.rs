@@ -48,8 +48,7 @@ const LANE: u64 = 16 << 20;
 const WRITE: usize = 16 << 10;
 const SECRET: u128 = 77;
 const TICK: Nanos = 100_000_000;
-/// As the driver of a service: background work between two looks at what has come, and for how long each is gone on with.
-const SLICES: u32 = 4;
+/// As the driver of a service: for how long what has come is gone on with.
 const TURN: Nanos = 5_000_000;
 /// Nothing takes longer.
 const PATIENCE: Nanos = 60_000_000_000;
@@ -365,15 +364,10 @@ impl Clockwork {
         if beat || member.node.deadline().is_some_and(|at| at <= now) {
             self.apply(n, Event::Tick)?;
         }
-        let (begin, mut more) = (self.moment(), true);
-        let mut slices = 0;
-        while more && slices < SLICES && self.moment() < begin + TURN {
-            let (now, mut effects) = (self.moment(), Vec::new());
-            more = self.members[n].node.work(now, &mut effects);
-            self.wait_for_pieces(n);
-            self.carry_out(n, effects)?;
-            slices += 1;
-        }
+        let (now, mut effects) = (self.moment(), Vec::new());
+        let more = self.members[n].node.work(now, &mut effects);
+        self.wait_for_pieces(n);
+        self.carry_out(n, effects)?;
         let member = &mut self.members[n];
         let busy = more || !member.inbox.is_empty();
         member.slept = !busy && member.node.prepare_to_sleep();

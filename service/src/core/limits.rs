@@ -129,7 +129,7 @@ impl Limits {
         host_min: 128 * 1024,
         host_bytes: 16 << 20,
         discard_min: 256 * 1024,
-        discard_max: 16 << 20,
+        discard_max: 2 << 20,
         inline_bytes: 128 * 1024,
         crowd: 1_000_000,
         piece_bytes: 4 << 20,
