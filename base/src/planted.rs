@@ -742,6 +742,12 @@ pub enum Bug {
     ImageUnsettled = 506,
     /// What has not changed up to a snapshot counts as what a later state has.
     ImageBetween = 507,
+    /// Where in files there is content is no part of what two nodes compare.
+    ReconcileHoles = 508,
+    /// Names and attributes that the head has no more stay on a node that is brought to its state.
+    ReconcileKeeps = 509,
+    /// Files with the same attributes count as the same, whatever was written to them.
+    ReconcileStale = 510,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2442,6 +2448,21 @@ impl Bug {
             Bug::ImageBetween,
             "image-between",
             "a node that is sent an image takes for content of a snapshot what the file had later",
+        ),
+        (
+            Bug::ReconcileHoles,
+            "reconcile-holes",
+            "a node that comes back keeps content where the head has a hole by now",
+        ),
+        (
+            Bug::ReconcileKeeps,
+            "reconcile-keeps",
+            "a node that comes back keeps names and inodes that the head has no more",
+        ),
+        (
+            Bug::ReconcileStale,
+            "reconcile-stale",
+            "a node that comes back keeps content that was written to since, where no attribute tells",
         ),
         (
             Bug::LevelIgnored,

@@ -8,7 +8,7 @@ use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
 use service::core::image::Has;
 use service::core::message::{Identity, LockAsk, Message, SoleSays};
 use service::core::offer::{Doubt, Offered, Part};
-use service::core::{Event, image};
+use service::core::{Event, image, reconcile};
 use storage::format::chunk::ChunkHeader;
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
@@ -148,6 +148,12 @@ impl World {
                 last: StreamSeq(input.odd() >> 1),
                 epoch: Epoch(input.below(4) as u32),
             },
+            18 if input.flag() => Message::SnapshotInPlace {
+                incarnation: input.odd(),
+                published: seq,
+                last: StreamSeq(input.odd() >> 1),
+                epoch: Epoch(input.below(4) as u32),
+            },
             18 => Message::SnapshotSince {
                 incarnation: input.odd(),
                 had: input.flag(),
@@ -201,6 +207,15 @@ impl World {
                     vec![Part { ino, first, count }, Part { ino, first: first + 20, count }];
                 let (piece, id) = (input.below(3) as u32, input.below(3) as u64);
                 Message::SnapshotSame { seq, piece, id, parts }
+            }
+            36 if input.flag() => {
+                let (piece, id) = (input.below(3) as u32, input.below(3) as u64);
+                if input.flag() {
+                    let ranges = (0..input.below(4)).map(|_| input.below(50) as u32).collect();
+                    return Message::SnapshotDiffers { seq, piece, id, ranges };
+                }
+                let raw = told_items(input, ino);
+                Message::SnapshotItems { seq, piece, id, last_inode: ino, raw }
             }
             36 => {
                 let (first, count) = (input.below(20) as u64, 1 + input.below(20) as u32);
@@ -402,4 +417,28 @@ pub fn run(bytes: &[u8]) {
         let random = base::random::Random::new(1);
         let _ = service::core::Node::new(crate::rig::config(n), media, random);
     }
+}
+
+/// Parts of what a node is brought to in place: ranges, items that may be none, files.
+fn told_items(input: &mut Input<'_>, ino: InodeId) -> Vec<u8> {
+    let mut raw = Vec::new();
+    for _ in 0..1 + input.below(3) {
+        let from = Key::new(input.below(6) as u64, input.below(6) as u8, input.odd());
+        let end = input.flag().then(|| Key::new(from.ino + 1, input.below(6) as u8, input.odd()));
+        let part = match input.below(3) {
+            0 => reconcile::Part::Range(from, end, input.odd()),
+            1 => {
+                let value = input.piece();
+
+                let items = (0..input.below(3))
+                    .map(|n| (Key { item: from.item.wrapping_add(n as u64), ..from }, &value[..]))
+                    .collect();
+                reconcile::Part::Items(from, end, items).encode(&mut raw);
+                continue;
+            }
+            _ => reconcile::Part::Anew(ino),
+        };
+        part.encode(&mut raw);
+    }
+    raw
 }

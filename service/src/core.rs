@@ -39,6 +39,7 @@ mod parts;
 mod past;
 mod reach;
 mod recall;
+pub mod reconcile;
 mod requests;
 mod restart;
 pub mod ring;
@@ -686,6 +687,7 @@ impl Node {
             Message::SnapshotWant { .. }
                 | Message::SnapshotHad { .. }
                 | Message::SnapshotSince { .. }
+                | Message::SnapshotInPlace { .. }
                 | Message::ImageHad { .. }
                 | Message::Return { .. }
                 | Message::Position { .. }
@@ -722,14 +724,18 @@ impl Node {
                 Ok(())
             }
             Message::SnapshotWant { incarnation } => {
-                self.snapshot_wanted(from, incarnation, false, None)
+                self.snapshot_wanted(from, incarnation, (false, false), None)
             }
             Message::SnapshotHad { incarnation } => {
-                self.snapshot_wanted(from, incarnation, true, None)
+                self.snapshot_wanted(from, incarnation, (true, false), None)
             }
             Message::SnapshotSince { incarnation, had, published, last, epoch } => {
                 let claim = Claim { published, last, epoch };
-                self.snapshot_wanted(from, incarnation, had, Some(claim))
+                self.snapshot_wanted(from, incarnation, (had, false), Some(claim))
+            }
+            Message::SnapshotInPlace { incarnation, published, last, epoch } => {
+                let claim = Claim { published, last, epoch };
+                self.snapshot_wanted(from, incarnation, (true, true), Some(claim))
             }
             Message::ImageHad { incarnation, published, last, epoch }
                 if self.volume.has_snapshots() =>
@@ -749,6 +755,13 @@ impl Node {
             }
             Message::SnapshotOffer { seq, piece, id, offers, sure } if from_head => {
                 self.offer_arrived(seq, (piece, id), &offers, &sure)
+            }
+            Message::SnapshotDiffers { seq, piece, id, ranges } => {
+                self.ranges_answered(from, seq, (piece, id), &ranges);
+                Ok(())
+            }
+            Message::SnapshotItems { seq, piece, id, last_inode, raw } if from_head => {
+                self.items_arrived(seq, (piece, id), last_inode, &raw)
             }
             Message::SnapshotSame { seq, piece, id, parts } if from_head => {
                 self.same_arrived(seq, (piece, id), &parts)
@@ -838,8 +851,10 @@ impl Node {
             Message::SnapshotWant { .. }
             | Message::SnapshotHad { .. }
             | Message::SnapshotSince { .. }
+            | Message::SnapshotInPlace { .. }
             | Message::ImageHad { .. }
             | Message::SnapshotAck { .. }
+            | Message::SnapshotDiffers { .. }
             | Message::SnapshotLack { .. }
             | Message::Return { .. } => joins,
             Message::Position { .. }

@@ -284,6 +284,7 @@ fn draw_limits(random: &mut Random, (keeps_chunks, by_hand, joint): (bool, bool,
     // (Drawn apart, so that what was found before is found again.)
     limits.history = [limits.history, limits.history, 0, 1 + offered.below(6) as usize]
         [offered.below(4) as usize];
+    limits.in_place = offered.chance(2, 3);
     limits.stash = small(limits.stash as u64, 0, 3) as usize;
     limits.shared_bytes = small(limits.shared_bytes as u64, 1, 3000) as usize;
     limits.shared_window = small(limits.shared_window, 1, 9000);

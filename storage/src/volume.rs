@@ -35,6 +35,7 @@ mod parts;
 mod publish;
 mod quota;
 pub mod reach;
+pub mod reconcile;
 mod share;
 pub mod since;
 mod snapshots;

@@ -12,6 +12,7 @@ use service::core::heal::Answer;
 use service::core::image::{Has, Part};
 use service::core::message::{Identity, LockAsk, Message, SoleSays};
 use service::core::offer::{self, Doubt, Offered};
+use service::core::reconcile;
 use service::link::Packet;
 use storage::format::control::LeaseMode;
 use storage::format::item::{ReadClass, Snapshot};
@@ -209,6 +210,9 @@ fn node_messages() -> Vec<Vec<u8>> {
             epoch: Epoch(2),
         },
         Message::SnapshotSame { seq, piece: 1, id: 3, parts: vec![part] },
+        Message::SnapshotInPlace { incarnation: 7, published: seq, last: seq, epoch: Epoch(2) },
+        Message::SnapshotDiffers { seq, piece: 1, id: 3, ranges: vec![0, 7] },
+        Message::SnapshotItems { seq, piece: 1, id: 3, last_inode: ino, raw: told_items(ino) },
         Message::Snapshot {
             seq,
             piece: 1,
@@ -367,4 +371,15 @@ fn packets() -> Vec<Vec<u8>> {
         Packet::Adopt { client, pid: 2, start: 3 },
     ];
     all.iter().map(Packet::encode).collect()
+}
+
+/// Parts of what a node is brought to in place.
+fn told_items(ino: InodeId) -> Vec<u8> {
+    let (from, end) = (Key::new(ino.0, 1, 0), Key::new(ino.0, 3, 77));
+    let mut raw = Vec::new();
+    reconcile::Part::Range(Key::MIN, Some(from), 9).encode(&mut raw);
+    reconcile::Part::Items(from, Some(end), vec![(from, &[7; 104]), (end, b"x")]).encode(&mut raw);
+    reconcile::Part::Range(end, None, 9).encode(&mut raw);
+    reconcile::Part::Anew(ino).encode(&mut raw);
+    raw
 }

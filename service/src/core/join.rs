@@ -19,7 +19,7 @@ use storage::format::sum::arena_bytes;
 use storage::limits::BLOCK_BYTES;
 use storage::media::Segment;
 use storage::volume::image::Had;
-use storage::volume::{Fault, Params, Refusal, View, Volume, back_copies, run_copies};
+use storage::volume::{Blocks, Fault, Params, Refusal, View, Volume, back_copies, run_copies};
 
 use super::client::LogFile;
 use super::head::NUMBERS_END;
@@ -61,6 +61,17 @@ pub(super) struct Behind {
     batch: u64,
 }
 
+/// How a snapshot comes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Way {
+    /// By operations that make all of it.
+    Described,
+    /// As an image (`core::image`).
+    Image,
+    /// As what is to be changed of what there is (`core::reconcile`).
+    InPlace,
+}
+
 /// A snapshot arriving.
 #[derive(Debug, Default)]
 pub(super) struct Incoming {
@@ -74,6 +85,8 @@ pub(super) struct Incoming {
     pub(super) claimed: bool,
     /// A piece of it has come, and what there was before it is gone, or kept.
     wiped: bool,
+    /// What there was before is brought to what the head has, where it is.
+    in_place: bool,
     /// What the volume held before, and before other snapshots that did not come to their end: the newest last.
     pub(super) kept: Vec<View>,
     /// All of it that files before this one had is let go, or decided.
@@ -323,6 +336,13 @@ impl Node {
             self.to_head(Message::ImageHad { incarnation, published, last, epoch });
         }
         if let Some(Claim { published, last, epoch }) = claim {
+            // (Where there is no room beside what there was, that goes first.)
+            let in_place = self.env.config.limits.in_place
+                && !self.volume.has_snapshots()
+                && self.has_room_beside().unwrap_or(false);
+            if in_place && published.0 > 0 {
+                self.to_head(Message::SnapshotInPlace { incarnation, published, last, epoch });
+            }
             self.to_head(Message::SnapshotSince { incarnation, had, published, last, epoch });
         }
         if had {
@@ -448,10 +468,25 @@ impl Node {
             return Ok(false);
         }
         self.env.counters.snapshot_bytes += bytes as u64;
-        self.is_next_piece(seq, piece, image)
+        let way = if image { Way::Image } else { Way::Described };
+        self.is_next_piece(seq, piece, way)
     }
 
-    fn is_next_piece(&mut self, seq: StreamSeq, piece: u32, image: bool) -> Result<bool, Failure> {
+    /// The same, of items that are brought to what the head has.
+    pub(super) fn takes_items(
+        &mut self,
+        seq: StreamSeq,
+        piece: u32,
+        bytes: usize,
+    ) -> Result<bool, Failure> {
+        if self.part.join().is_some_and(|join| join.returning.is_some()) {
+            return Ok(false);
+        }
+        self.env.counters.snapshot_bytes += bytes as u64;
+        self.is_next_piece(seq, piece, Way::InPlace)
+    }
+
+    fn is_next_piece(&mut self, seq: StreamSeq, piece: u32, way: Way) -> Result<bool, Failure> {
         let Some(incoming) = &mut self.member.incoming else { return Ok(false) };
         // Whoever asks twice is sent two, and may forget in the middle of the first that it has begun: of
         // which its end alone would be a state with nothing in it.
@@ -460,9 +495,19 @@ impl Node {
             return Ok(false);
         }
         let goes_on = incoming.begun.is_some_and(|(before, _)| before == seq) && piece != 0;
-        if goes_on && incoming.image.is_some() != image {
+        if goes_on && incoming.image.is_some() != (way == Way::Image) {
             let what = "an image goes on as a snapshot, or a snapshot as an image";
             return Err(Failure::Diverged(seq, what.into()));
+        }
+        if goes_on && way == Way::InPlace && !incoming.in_place {
+            let what = "what there was before a snapshot is spoken of in its middle";
+            return Err(Failure::Diverged(seq, what.into()));
+        }
+        let as_told = incoming.claimed && (!incoming.wiped || incoming.in_place);
+        if piece == 0 && way == Way::InPlace && !as_told {
+            // What this was to go on from is gone since it was asked for: it asks again.
+            incoming.begun = None;
+            return Ok(false);
         }
         incoming.begun = Some((seq, piece + 1));
         incoming.emptied = true;
@@ -471,7 +516,7 @@ impl Node {
         }
         if (piece == 0 || headless) && !planted(Bug::JoinKeepsOld) {
             self.keeps_acknowledged(seq)?;
-            self.wipe(seq, image)?;
+            self.wipe(seq, way)?;
         }
         Ok(true)
     }
@@ -602,7 +647,7 @@ impl Node {
 
     /// Does something to the volume, and makes room for it as far as that takes some: by publishing, by letting go
     /// of what can be taken over no more, and of all of it at last.
-    fn with_room<T>(
+    pub(super) fn with_room<T>(
         &mut self,
         mut apply: impl FnMut(&mut Volume) -> Result<T, Refusal>,
     ) -> Result<Result<T, Refusal>, Failure> {
@@ -647,7 +692,7 @@ impl Node {
     }
 
     /// Publishes a part of a snapshot, as a state of before the stream.
-    fn publish_piece(&mut self) -> Result<(), Failure> {
+    pub(super) fn publish_piece(&mut self) -> Result<(), Failure> {
         let sealed = self.volume.seal(StreamSeq(0), self.view.epoch, &[])?;
         back_copies(&*self.env.media, &sealed.copies)?;
         run_copies(&*self.env.media, &sealed.copies)?;
@@ -656,8 +701,19 @@ impl Node {
         Ok(())
     }
 
-    /// Makes the volume empty before a snapshot comes.
-    fn wipe(&mut self, seq: StreamSeq, image: bool) -> Result<(), Failure> {
+    /// Publishes what has come, and holds back what was given up for it.
+    pub(super) fn publish_holding(&mut self, given_up: &[Blocks]) -> Result<(), Failure> {
+        let sealed = self.volume.seal(StreamSeq(0), self.view.epoch, &[])?;
+        back_copies(&*self.env.media, &sealed.copies)?;
+        run_copies(&*self.env.media, &sealed.copies)?;
+        self.volume.publish(sealed)?;
+        self.volume.hold_back(given_up);
+        Ok(())
+    }
+
+    /// Makes the volume empty before a snapshot comes, unless that goes on from what it holds.
+    fn wipe(&mut self, seq: StreamSeq, way: Way) -> Result<(), Failure> {
+        let image = way == Way::Image;
         self.drop_job()?;
         self.forget_scrub();
         self.member.recent.cut(StreamSeq(0));
@@ -679,7 +735,7 @@ impl Node {
                 incoming.kept.clear();
             }
             // (The head was told of what there was before the first.)
-            incoming.claimed &= !incoming.wiped;
+            incoming.claimed &= !incoming.wiped || incoming.in_place && way == Way::InPlace;
             incoming.wiped = true;
             incoming.states.clear();
             incoming.image_doubted.clear();
@@ -690,7 +746,13 @@ impl Node {
             self.member.discards.clear();
         }
         let given_up = self.volume.slots_given_up();
-        let kept = self.keep_old(&params, image)?;
+        let kept = match way {
+            Way::InPlace => self.go_on_from_old()?,
+            Way::Described | Way::Image => self.keep_old(&params, image)?,
+        };
+        if let Some(incoming) = self.member.incoming.as_mut() {
+            incoming.in_place = way == Way::InPlace;
+        }
         let logs: BTreeMap<_, _> =
             self.agent.clients.values().map(|c| (Segment::Log(c.segment), c.log_file())).collect();
         for segment in self.env.media.segments()? {
@@ -746,6 +808,23 @@ impl Node {
         let Some(spare) = self.env.media.spare()? else { return Ok(true) };
         let blocks = arena_bytes(self.volume.superblock().capacity_blocks);
         Ok(spare.free.saturating_sub(BELOW_LEFT) >= blocks.saturating_sub(spare.data))
+    }
+
+    /// What the volume holds stays, and is brought to what the head has.
+    fn go_on_from_old(&mut self) -> Result<bool, Failure> {
+        if self.kept().is_empty() {
+            // What was applied and not published goes.
+            self.open_volume_anew()?;
+            let view = self.volume.begin_reconciling()?;
+            if let Some(incoming) = &mut self.member.incoming {
+                incoming.kept.push(view);
+            }
+        }
+        if let Some(incoming) = &mut self.member.incoming {
+            incoming.doubted.clear();
+            (incoming.let_go, incoming.decided) = (InodeId::NONE, InodeId::NONE);
+        }
+        Ok(true)
     }
 
     /// Begins the volume anew beside what it holds. `false`: that is damaged, or cannot be told apart from what comes.

@@ -49,6 +49,8 @@ pub struct Limits {
     pub returns: u32,
     /// Blocks of a file that are offered at a time to a node that joins and may have them (`core::offer`); 0: all is sent.
     pub offer_blocks: u64,
+    /// Whether a node that comes back may be brought to the head's state in place (`core::reconcile`).
+    pub in_place: bool,
     /// Publications of which it is known when they were (`core::history`); 0: nothing is told by that.
     pub history: usize,
     /// Chunks kept that came before others.
@@ -139,6 +141,7 @@ impl Limits {
         recent_bytes: 8 << 20,
         returns: 4,
         offer_blocks: OFFER_BLOCKS,
+        in_place: true,
         history: 1024,
         stash: 256,
         resend: 64,

@@ -282,6 +282,12 @@ messages! {
     44 SNAPSHOT_SINCE "syncing -> head" SnapshotSince { incarnation: u64, had: bool, published: StreamSeq, last: StreamSeq, epoch: Epoch };
     /// This process needs a snapshot, and if that is an image (`core::image`), content may be offered: its arenas may hold some. The rest as with `SnapshotSince`, or 0; what it would say else follows, for a head that does not know this.
     46 IMAGE_HAD "syncing -> head" ImageHad { incarnation: u64, published: StreamSeq, last: StreamSeq, epoch: Epoch };
+    /// This process needs a snapshot, and can be brought to the head's state in place (`core::reconcile`). The rest as with `SnapshotSince`, which follows, for a head that does not know this, or cannot do it.
+    47 SNAPSHOT_IN_PLACE "syncing -> head" SnapshotInPlace { incarnation: u64, published: StreamSeq, last: StreamSeq, epoch: Epoch };
+    /// A piece of that: what items come to under the key `id`, items, and files whose content comes anew.
+    48 SNAPSHOT_ITEMS "head -> syncing" SnapshotItems { seq: StreamSeq, piece: u32, id: u64, last_inode: InodeId, raw: Vec<u8> };
+    /// The piece is applied here, and all before it; of the ranges in it, counted from 0, these differ.
+    49 SNAPSHOT_DIFFERS "syncing -> head" SnapshotDiffers { seq: StreamSeq, piece: u32, id: u64, ranges: Vec<u32> };
     /// A piece of a snapshot: content that has not changed since; it is answered as an offer is.
     45 SNAPSHOT_SAME "head -> syncing" SnapshotSame { seq: StreamSeq, piece: u32, id: u64, parts: Vec<Part> };
     /// A piece of a snapshot: content that the node may have from before, and of what it has doubted what is the same. `id`: which snapshot, and the key of what is compared.

@@ -26,6 +26,7 @@ use base::{Epoch, InodeId, Nanos, NodeId, Sequence, StreamSeq};
 use storage::acl;
 use storage::format::entry::{Op, Stamp, mask};
 use storage::format::item::ReadClass;
+use storage::format::page::Key;
 use storage::format::rpc::{Extent, InodeRecord};
 use storage::limits::BLOCK_BYTES;
 use storage::volume::reach::Unplaced;
@@ -38,6 +39,7 @@ use super::message::Message;
 use super::offer::{
     Asked, COMPARED, Doubt, OFFER_BLOCKS, OFFERED_A_TURN, Offered, Offers, Part, SAME_A_TURN,
 };
+use super::reconcile::{self, RANGES_A_TURN, Reconciling};
 use super::{Effect, Failure, Node};
 
 /// Bytes of synthetic entries after which a turn ends.
@@ -46,6 +48,8 @@ pub(super) const PIECE: usize = 64 * 1024;
 const MESSAGE: usize = 512 * 1024;
 /// Bytes of file content in one entry.
 const CONTENT: usize = 64 * 1024;
+/// Blocks of which is looked in a turn whether they have changed.
+const LOOKED_A_TURN: u64 = 16 * 1024;
 /// Pieces on their way at once.
 const WINDOW: u32 = 16;
 /// A joining node that asks again, and has not acknowledged anything for so long, lacks a piece.
@@ -129,6 +133,11 @@ impl Outgoing {
         goes_on && self.number < self.acked.saturating_add(WINDOW)
     }
 
+    /// The items of a node that is brought to this state in place.
+    pub(super) fn reconciling(&mut self) -> Option<&mut Reconciling> {
+        self.dump.as_mut()?.reconciling.as_deref_mut()
+    }
+
     /// The number of the next message.
     pub(super) const fn next(&mut self) -> u32 {
         self.number += 1;
@@ -171,6 +180,8 @@ impl Outgoing {
 /// How far a snapshot is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
+    /// Names and attributes of a node that is brought to this state in place.
+    Items,
     /// Inodes without a name, after this one.
     Orphans(InodeId),
     /// Names of the first of `dirs`, from this cookie on.
@@ -178,6 +189,8 @@ enum Stage {
     Quotas,
     /// Inodes after this one.
     Inodes(InodeId),
+    /// Whether content of a file, from here on, is what a node has of it already.
+    Unchanged(InodeId, u64),
     /// Content of a file, from here on.
     Content(InodeId, u64),
     /// What the node lacks of what it was offered.
@@ -195,6 +208,8 @@ pub(super) struct Dump {
     /// Files with several names, of which one has been told.
     linked: BTreeSet<InodeId>,
     shared: SharedSent,
+    /// The node is brought to this state in place.
+    reconciling: Option<Box<Reconciling>>,
     /// Blocks were offered that others share, who are to be cloned when they are there.
     shared_offered: bool,
     /// Inodes told.
@@ -246,11 +261,21 @@ impl Dump {
         let dirs = VecDeque::from([InodeId::ROOT]);
         let (stage, linked, shared) =
             (Stage::Orphans(InodeId::NONE), BTreeSet::new(), SharedSent::default());
-        Self { view, stage, dirs, linked, shared, shared_offered: false, passed: 0 }
+        let reconciling = None;
+        Self { view, stage, dirs, linked, shared, reconciling, shared_offered: false, passed: 0 }
+    }
+
+    /// For a node that is brought to this state in place.
+    fn in_place(view: View) -> Self {
+        let reconciling = Some(Box::new(Reconciling::new()));
+        Self { stage: Stage::Items, reconciling, ..Self::new(view) }
     }
 
     /// Whether nothing can be done before the node has answered, in this turn also what was `made` in it.
     fn waits(&self, offers: &Offers, made: bool) -> bool {
+        if let (Stage::Items, Some(reconciling)) = (self.stage, &self.reconciling) {
+            return reconciling.waits(made);
+        }
         let must = self.stage == Stage::Lacking && !planted(Bug::OfferUnawaited)
             || self.shared_offered && !planted(Bug::CloneUnawaited);
         must && offers.asked.is_empty() && (made || !offers.are_settled())
@@ -280,15 +305,24 @@ impl Dump {
         self.shared_offered &= !offers.are_settled();
         match self.stage {
             Stage::Names(cookie) => return self.names(cookie, steps, out),
+            Stage::Items => match &mut self.reconciling {
+                Some(reconciling) if !reconciling.is_over() => {
+                    let (items, ranges) = (&mut out.items, &mut out.ranges);
+                    reconciling.step(&self.view, offers.id, items, ranges)?;
+                }
+                _ => self.stage = Stage::Inodes(InodeId::NONE),
+            },
             Stage::Orphans(after) => self.orphan(after, out)?,
             Stage::Quotas => {
                 self.quotas(out);
                 self.stage = Stage::Inodes(InodeId::NONE);
             }
             Stage::Inodes(after) => match self.view.inodes_after(after, 1)?.first() {
+                Some(ino) if self.reconciling.is_some() => self.begin_in_place(*ino)?,
                 Some(ino) => self.begin_inode(*ino, out)?,
                 None => self.stage = Stage::Lacking,
             },
+            Stage::Unchanged(ino, at) => self.unchanged((ino, at), now, offers, out)?,
             Stage::Content(ino, at) => {
                 let Some(record) = self.view.attr(ino)? else { return Err(vanished(ino)) };
                 match self.content(now, out, &record, at, offers)? {
@@ -304,6 +338,57 @@ impl Dump {
             Stage::Done => {}
         }
         Ok(1)
+    }
+
+    /// The next inode, the attributes of which the node has.
+    fn begin_in_place(&mut self, ino: InodeId) -> Result<(), Failure> {
+        self.stage = Stage::Inodes(ino);
+        self.passed += 1;
+        let Some(record) = self.view.attr(ino)? else { return Ok(()) };
+        if record.mode & S_IFMT == S_IFREG && record.blocks > 0 {
+            let was_sent = self.reconciling.as_ref().is_none_or(|r| r.was_sent(ino));
+            let next = if was_sent { Stage::Content } else { Stage::Unchanged };
+            self.stage = next(ino, 0);
+        }
+        Ok(())
+    }
+
+    /// Goes on in a file, as long as its content has not changed since the state that the node has.
+    fn unchanged(
+        &mut self,
+        (ino, at): (InodeId, u64),
+        now: &Volume,
+        offers: &Offers,
+        out: &mut Synthetic,
+    ) -> Result<(), Failure> {
+        let Some(record) = self.view.attr(ino)? else { return Err(vanished(ino)) };
+        let to = match self.next_content(now, ino, at, record.size)? {
+            None => {
+                self.stage = Stage::Inodes(ino);
+                return Ok(());
+            }
+            Some(Next::Skip(to) | Next::Reserved { end: to, .. }) => Some(to),
+            // (All that shares them is to share them there.)
+            Some(Next::Bytes { extent, .. }) if extent.shared => None,
+            Some(Next::Bytes { from, to, .. }) => match &offers.since {
+                Some(since) => {
+                    let first = from / BLOCK_BYTES;
+                    let end = to.div_ceil(BLOCK_BYTES).min(first + OFFER_BLOCKS);
+                    let (same, blocks) = self.view.same_since(now, ino, (first, end), since)?;
+                    out.looked += blocks;
+                    (same || planted(Bug::ReconcileStale)).then_some((first + blocks) * BLOCK_BYTES)
+                }
+                None => None,
+            },
+        };
+        self.stage = match to {
+            Some(to) => Stage::Unchanged(ino, to),
+            None => {
+                reconcile::Part::Anew(ino).encode(&mut out.items);
+                Stage::Content(ino, 0)
+            }
+        };
+        Ok(())
     }
 
     /// The file whose content is read next.
@@ -750,7 +835,7 @@ impl Node {
         &mut self,
         from: NodeId,
         incarnation: u64,
-        had: bool,
+        (had, in_place): (bool, bool),
         claim: Option<Claim>,
     ) -> Result<(), Failure> {
         if self.volume.has_snapshots() {
@@ -763,7 +848,6 @@ impl Node {
         // Content is read from the arenas, which hold what is published, and must not be older.
         self.publish_all()?;
         log::info!("node {from} joins at stream position {}", self.member.applied);
-        let dump = Some(Dump::new(self.volume.view()));
         let (seq, heard) = (self.member.applied, self.env.now);
         let had = had && self.volume.sums_base().is_some();
         let blocks = if had { self.env.config.limits.offer_blocks } else { 0 };
@@ -772,6 +856,9 @@ impl Node {
             log::info!("node {from} has what was published up to {}", since.position);
         }
         let offers = Offers::new(blocks, since, self.env.random.next_u64());
+        let in_place = in_place && since.is_some() && self.env.config.limits.in_place;
+        let view = self.volume.view();
+        let dump = Some(if in_place { Dump::in_place(view) } else { Dump::new(view) });
         let Some(head) = self.part.head_mut() else { return Ok(()) };
         let inodes = self.volume.root().inodes;
         let pass = head.begin_pass(from, incarnation);
@@ -878,10 +965,17 @@ impl Node {
             && writer.offered < OFFERED_A_TURN
             && writer.compared < COMPARED
             && writer.same.len() < SAME_A_TURN
+            && writer.ranges.len() < RANGES_A_TURN
+            && writer.looked < LOOKED_A_TURN
             && dump.stage != Stage::Done
             && writer.wrong.is_empty()
         {
-            if dump.waits(&going.offers, writer.offers()) {
+            let made = if dump.stage == Stage::Items {
+                !writer.ranges.is_empty()
+            } else {
+                writer.offers()
+            };
+            if dump.waits(&going.offers, made) {
                 break;
             }
             let reads = dump.reads(&going.offers).and_then(|ino| self.member.dirty.get(&ino));
@@ -911,6 +1005,7 @@ impl Node {
             }
         }
         let (end, offers) = (dump.stage == Stage::Done, writer.offers());
+        let in_place = dump.reconciling.is_some();
         let (seq, last_inode) = (going.start.seq, self.volume.last_inode());
         going.passed = if end { going.inodes } else { dump.passed };
         let bytes = (writer.len() + writer.offers_bytes()) as u64;
@@ -922,13 +1017,25 @@ impl Node {
             let nanos = u128::from(bytes + compared) * 1_000_000_000 / u128::from(rate);
             going.pause = now.saturating_add(nanos as u64);
         }
+        let has_items = !writer.items.is_empty();
+        if has_items {
+            // (Before all else of this turn: a file is emptied before its content comes.)
+            let (piece, id, raw) = (going.next(), going.offers.id, writer.items);
+            if !writer.ranges.is_empty() {
+                going.offers.made(piece);
+                if let Some(reconciling) = &mut dump.reconciling {
+                    reconciling.asked(piece, writer.ranges);
+                }
+            }
+            self.send(node, Message::SnapshotItems { seq, piece, id, last_inode, raw });
+        }
         for raw in writer.done {
             let piece = going.next();
             let message =
                 Message::Snapshot { seq, piece, last_inode, end: false, waits: true, raw };
             self.send(node, message);
         }
-        if end || !writer.raw.is_empty() || !offers {
+        if end || !writer.raw.is_empty() || !(offers || has_items || in_place) {
             let (piece, raw) = (going.next(), writer.raw);
             let (view, now) = (&self.view, self.env.now);
             let waits =
@@ -1039,6 +1146,11 @@ struct Synthetic {
     compared: u64,
     /// What has not changed since the state that the node has.
     same: Vec<Part>,
+    /// Parts of what a node is sent that is brought to this state in place, and the ranges in them that it is asked about.
+    items: Vec<u8>,
+    ranges: Vec<(Key, Option<Key>)>,
+    /// Blocks of which it was asked here whether they have changed.
+    looked: u64,
 }
 
 impl Synthetic {
@@ -1075,6 +1187,6 @@ impl Synthetic {
     }
 
     fn len(&self) -> usize {
-        self.raw.len() + self.done.iter().map(Vec::len).sum::<usize>()
+        self.raw.len() + self.done.iter().map(Vec::len).sum::<usize>() + self.items.len()
     }
 }

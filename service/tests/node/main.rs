@@ -30,6 +30,7 @@ mod process;
 mod proofs;
 mod quota;
 mod reach;
+mod reconcile;
 mod restart;
 mod returns;
 mod rig;

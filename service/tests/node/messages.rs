@@ -1,14 +1,17 @@
 //! What comes over the wire: any bytes, and well-formed messages that make no sense.
 
 use base::random::Random;
+use base::wire::Reader;
 use base::{ClientId, Epoch, InodeId, NodeId, Sequence, StreamSeq};
 use service::core::Event;
 use service::core::message::{Identity, LockAsk, Message, SoleSays};
 use service::core::offer::{Doubt, Offered, Part};
+use service::core::reconcile::Part as Told;
 use storage::format::chunk::ChunkHeader;
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
 use storage::format::lock::{Lock, LockKind, LockSpace};
+use storage::format::page::Key;
 
 use crate::rig::Rig;
 
@@ -92,6 +95,12 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             last: StreamSeq(random.next_u64() >> 1),
             epoch: Epoch(2),
         },
+        17 if token % 8 == 1 => Message::SnapshotInPlace {
+            incarnation: random.next_u64(),
+            published: seq,
+            last: seq,
+            epoch: Epoch(3),
+        },
         17 if token % 4 == 1 => Message::SnapshotSince {
             incarnation: random.next_u64(),
             had: token % 2 == 0,
@@ -136,6 +145,29 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             let offers = (0..random.below(4)).map(|_| offer(random)).collect();
             let sure = vec![Part { ino, first: token % 9, count: 3 }];
             Message::SnapshotOffer { seq, piece: token as u32, id: token, offers, sure }
+        }
+        31 if token % 9 == 1 => {
+            let ranges = (0..random.below(9) as u32).collect();
+            Message::SnapshotDiffers { seq, piece: token as u32, id: token, ranges }
+        }
+        31 if token % 9 == 2 => {
+            let (from, end) = (Key::new(ino.0, 1, 0), Key::new(ino.0, 5, token));
+            let (mut raw, value) = (Vec::new(), [7; 9]);
+            for part in [
+                Told::Range(Key::MIN, Some(from), random.next_u64()),
+                Told::Items(from, Some(end), vec![(from, &value[..]), (from, &value[..3])]),
+                Told::Items(end, None, Vec::new()),
+                Told::Anew(ino),
+            ] {
+                part.encode(&mut raw);
+                let mut r = Reader::new("parts", &raw);
+                let mut last = None;
+                while r.left() > 0 {
+                    last = Some(Told::decode(&mut r).expect("what was put there"));
+                }
+                assert_eq!(last, Some(part));
+            }
+            Message::SnapshotItems { seq, piece: token as u32, id: token, last_inode: ino, raw }
         }
         31 if token.is_multiple_of(3) => {
             let parts = (0..random.below(4)).map(|first| Part { ino, first, count: 3 }).collect();
@@ -331,6 +363,7 @@ fn a_linked_node_has_the_part_that_the_view_gives_it() {
                 Message::SnapshotWant { .. }
                     | Message::SnapshotHad { .. }
                     | Message::SnapshotSince { .. }
+                    | Message::SnapshotInPlace { .. }
                     | Message::ImageHad { .. }
                     | Message::Position { .. }
                     | Message::Kept { .. }
@@ -359,6 +392,13 @@ fn a_linked_node_has_the_part_that_the_view_gives_it() {
             last: StreamSeq(1),
             epoch: Epoch(1),
         },
+        Message::SnapshotInPlace {
+            incarnation: 1,
+            published: StreamSeq(1),
+            last: StreamSeq(1),
+            epoch: Epoch(1),
+        },
+        Message::SnapshotDiffers { seq: StreamSeq(1), piece: 0, id: 1, ranges: vec![0] },
         Message::SnapshotSince {
             incarnation: 1,
             had: true,

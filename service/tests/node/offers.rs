@@ -393,13 +393,13 @@ fn it_goes_on_wherever_it_is_interrupted() {
 /// Histories of a node that goes and comes back, while its links end, and it dies, in the middle of that; how many bytes it took over in all, and how
 /// often it died. `check` looks at both nodes whenever it is back.
 pub fn interrupted(seeds: std::ops::Range<u64>, change: Change, check: fn(&mut Rig)) -> (u64, u64) {
-    interrupted_with(seeds, |_| 0, |_, _| Vec::new(), change, check)
+    interrupted_with(seeds, |_, _| {}, |_, _| Vec::new(), change, check)
 }
 
 /// The same with so many publications known, and more files, which both have.
 pub fn interrupted_with(
     seeds: std::ops::Range<u64>,
-    history: fn(&mut Random) -> usize,
+    draw: fn(&mut Random, &mut Limits),
     begin: fn(&mut Rig, &mut Hand) -> Vec<InodeId>,
     change: Change,
     check: fn(&mut Rig),
@@ -408,7 +408,8 @@ pub fn interrupted_with(
     for seed in seeds {
         let mut random = Random::new(0x0ffe4 + seed);
         let blocks = [1, 3, 64, 1024][random.below(4) as usize];
-        let limits = Limits { history: history(&mut random.clone()), ..limits(blocks) };
+        let mut limits = limits(blocks);
+        draw(&mut random.clone(), &mut limits);
         let (mut rig, mut hand, mut files) = parted_with(limits, seed, 6, 9);
         let mut epoch = 2;
         let more = begin(&mut rig, &mut hand);

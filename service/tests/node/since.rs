@@ -20,7 +20,7 @@ const TWO: NodeId = NodeId(2);
 const SAME: u16 = 45;
 
 fn limits() -> Limits {
-    Limits { returns: 0, ..Limits::SHIPPED }
+    Limits { returns: 0, in_place: false, ..Limits::SHIPPED }
 }
 
 /// A file with content in every other block, so that what says where they lie takes several pages.
@@ -69,7 +69,7 @@ fn until_in(rig: &mut Rig, epoch: u32) -> BTreeMap<u16, usize> {
 }
 
 /// The same; what it is sent is seen.
-fn until_in_seen(rig: &mut Rig, epoch: u32, see: &mut dyn FnMut(u16, &[u8])) {
+pub fn until_in_seen(rig: &mut Rig, epoch: u32, see: &mut dyn FnMut(u16, &[u8])) {
     for _ in 0..4000 {
         rig.pass(1_000_000);
         for link in 0..rig.links.len() {
@@ -259,7 +259,10 @@ fn what_it_has_beyond_the_others_is_not_the_same() {
 /// As those of offers, with files that lie in many pieces.
 #[test]
 fn it_goes_on_wherever_it_is_interrupted() {
-    let history = |random: &mut Random| [1024, 1024, 4, 1][random.below(4) as usize];
+    let draw = |random: &mut Random, limits: &mut Limits| {
+        limits.history = [1024, 1024, 4, 1][random.below(4) as usize];
+        limits.in_place = false;
+    };
     let spread =
         |rig: &mut Rig, hand: &mut Hand, files: &mut Vec<InodeId>, random: &mut Random, n: u64| {
             let ino = files[random.below(files.len() as u64) as usize];
@@ -273,7 +276,7 @@ fn it_goes_on_wherever_it_is_interrupted() {
     let begin = |rig: &mut Rig, hand: &mut Hand| {
         (0..4u8).map(|n| sparse(rig, hand, &[b'A' + n], 90)).collect::<Vec<_>>()
     };
-    let (taken, deaths) = interrupted_with(0..40, history, begin, spread, |_| {});
+    let (taken, deaths) = interrupted_with(0..40, draw, begin, spread, |_| {});
     assert!(taken > 40 * 100 * BLOCK_BYTES && deaths > 20, "{taken} bytes, {deaths} deaths");
 }
 

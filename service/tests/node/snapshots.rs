@@ -6,6 +6,7 @@ use base::random::Random;
 use base::wire::Reader;
 use base::{Errno, InodeId, Level, NodeId};
 use service::core::Event;
+use service::core::limits::Limits;
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::Op;
 use storage::format::lock::{Lock, LockSpace};
@@ -366,10 +367,12 @@ fn change_or_snapshot(
 /// Who joins has all snapshots, to the block, whatever goes on and goes wrong while they come.
 #[test]
 fn who_joins_has_them_all() {
-    let history = |random: &mut Random| [0, 2, 64][random.below(3) as usize];
+    let draw = |random: &mut Random, limits: &mut Limits| {
+        limits.history = [0, 2, 64][random.below(3) as usize];
+    };
     // (In pages of their own.)
     let many = |rig: &mut Rig, hand: &mut Hand| vec![sparse(rig, hand, b"A", 90)];
-    let (_, deaths) = interrupted_with(1000..1060, history, many, change_or_snapshot, |rig| {
+    let (_, deaths) = interrupted_with(1000..1060, draw, many, change_or_snapshot, |rig| {
         // (The second has just gone, with all that there was.)
         assert_eq!(states(rig, 0), states(rig, 1));
         let all = rig.nodes[0].volume().snapshots(0, usize::MAX);

@@ -202,6 +202,16 @@ impl Volume {
         Ok(Applied::default())
     }
 
+    /// The same, of whatever is told to have them.
+    pub(super) fn limit_account(&mut self, account: AccountId, limit: Amount) -> Result<(), Fault> {
+        if limit == Amount::default() {
+            return self.drop_quota(account);
+        }
+        self.accounts.limits.insert(account, limit);
+        self.accounts.changed.insert(account);
+        Ok(())
+    }
+
     /// Removes the limits of an account.
     pub(super) fn drop_quota(&mut self, account: AccountId) -> Result<(), Fault> {
         if self.accounts.limits.remove(&account).is_some() {

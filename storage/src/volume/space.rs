@@ -261,6 +261,22 @@ impl Space {
         std::mem::take(&mut self.freed)
     }
 
+    /// The same; they stay.
+    pub fn freed(&self) -> &[Blocks] {
+        &self.freed
+    }
+
+    /// Those of these blocks that are free are held back from now on.
+    pub fn hold(&mut self, blocks: Blocks) {
+        for free in self.still_free(blocks) {
+            let Some(arena) = self.arenas.get_mut(&free.arena) else { continue };
+            if carve(&mut arena.free, free.block, free.len) {
+                give(&mut arena.held, free.block, free.len);
+                self.held += free.len;
+            }
+        }
+    }
+
     /// The transaction that freed these is published.
     pub fn publish(&mut self, freed: &[Blocks]) {
         for b in freed {
