@@ -13,6 +13,8 @@ extern crate alloc;
 
 pub mod acl;
 #[cfg(feature = "std")]
+mod apart;
+#[cfg(feature = "std")]
 mod backing;
 #[cfg(feature = "std")]
 pub mod check;

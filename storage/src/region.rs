@@ -30,6 +30,7 @@ use rustix::fs::{FallocateFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno as OsError;
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags};
 
+use crate::apart::drop_apart;
 use crate::backing::{self, Backing, Ballast};
 use crate::format::superblock::Durability;
 use crate::left::{self, LeftLogs};
@@ -390,10 +391,11 @@ impl FileRegion {
     }
 
     /// Knows nothing any more of a segment that goes.
-    fn forget(&self, segment: Segment) {
+    /// Whoever still uses the mapping has it.
+    fn forget(&self, segment: Segment) -> Option<Arc<Map>> {
         lock(&self.backing).forget_all(segment);
-        self.maps.write().unwrap_or_else(PoisonError::into_inner).remove(&segment);
         lock(&self.dirty).remove(&segment);
+        self.maps.write().unwrap_or_else(PoisonError::into_inner).remove(&segment)
     }
 
     fn file_size(&self, segment: Segment, fd: &OwnedFd) -> Result<u64, MediaError> {
@@ -786,9 +788,12 @@ impl Media for FileRegion {
     }
 
     fn leave(&self, log: Segment, user: u32, bytes: u64) -> Result<bool, MediaError> {
-        self.forget(log);
+        let map = self.forget(log);
         let (name, file) = (file_name(log), self.open_file(log, OFlags::RDWR)?);
+        // (The last descriptor of it, if nobody else has one: with it go its pages.)
+        let last = file.try_clone().ok();
         let left = lock(&self.left).leave(&self.dir, &name, (file, user, bytes));
+        drop_apart((map, last));
         left.map_err(|e| io("cannot leave", &self.path.join(name), e))
     }
 

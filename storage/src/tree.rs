@@ -475,6 +475,35 @@ impl Tree {
         }))
     }
 
+    /// The first key from `from` on in a page that a transaction after that one wrote. Of what none has written only the top is read: a
+    /// page is written with each that is below it.
+    pub fn next_written(&self, from: Key, transaction: u64) -> Result<Option<Key>, Fault> {
+        self.next_written_below(self.root, from, transaction)
+    }
+
+    fn next_written_below(
+        &self,
+        root: Root,
+        from: Key,
+        transaction: u64,
+    ) -> Result<Option<Key>, Fault> {
+        let page = self.get(root.page, root.level)?;
+        if page.transaction() <= transaction {
+            return Ok(None);
+        }
+        if root.level == 0 {
+            let at = page.search(from).unwrap_or_else(|at| at);
+            return Ok((at < page.count()).then(|| page.key(at)));
+        }
+        for i in page.child_of(from)..page.count() {
+            let child = Root { page: page.child(i), level: root.level - 1 };
+            if let Some(found) = self.next_written_below(child, from, transaction)? {
+                return Ok(Some(found));
+            }
+        }
+        Ok(None)
+    }
+
     /// The last item up to `to` in a subtree. Goes left where a leaf has nothing low enough,
     /// which happens only after removals at a leaf's front.
     fn last_below(&self, root: Root, to: Key) -> Result<Option<(Arc<Page>, usize)>, Fault> {

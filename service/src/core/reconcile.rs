@@ -21,6 +21,7 @@
 //! ```
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Bound;
 
 use base::wire::{Corrupt, Reader, Writer};
 use base::{InodeId, NodeId, StreamSeq};
@@ -191,6 +192,27 @@ impl Reconciling {
         let Some(at) = self.asked.iter().position(|(asked, _)| *asked == piece) else { return };
         let Some((_, ranges)) = self.asked.remove(at) else { return };
         self.differ.extend(which.iter().filter_map(|n| ranges.get(*n as usize)));
+    }
+
+    /// The first inode after that one of which some item was sent.
+    pub(super) fn next_sent(
+        &self,
+        view: &View,
+        after: InodeId,
+    ) -> Result<Option<InodeId>, Failure> {
+        let last = Key::new(after.0, u8::MAX, u64::MAX);
+        let reaches = self.sent.range(..=last).next_back();
+        let reaches = reaches.filter(|(_, end)| end.is_none_or(|end| end > last));
+        let behind = self.sent.range((Bound::Excluded(last), Bound::Unbounded));
+        for (from, _) in reaches.into_iter().chain(behind) {
+            let at = after.max(InodeId(from.ino.saturating_sub(1)));
+            if let [ino] = view.inodes_after(at, 1)?[..]
+                && self.was_sent(ino)
+            {
+                return Ok(Some(ino));
+            }
+        }
+        Ok(None)
     }
 
     /// Whether some item of an inode was sent, and so its content is to come.

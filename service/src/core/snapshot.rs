@@ -317,8 +317,13 @@ impl Dump {
                 self.quotas(out);
                 self.stage = Stage::Inodes(InodeId::NONE);
             }
+            Stage::Inodes(after) if self.reconciling.is_some() => {
+                match self.next_in_place(after, now, offers)? {
+                    Some(ino) => self.begin_in_place(ino)?,
+                    None => self.stage = Stage::Lacking,
+                }
+            }
             Stage::Inodes(after) => match self.view.inodes_after(after, 1)?.first() {
-                Some(ino) if self.reconciling.is_some() => self.begin_in_place(*ino)?,
                 Some(ino) => self.begin_inode(*ino, out)?,
                 None => self.stage = Stage::Lacking,
             },
@@ -338,6 +343,25 @@ impl Dump {
             Stage::Done => {}
         }
         Ok(1)
+    }
+
+    /// The next inode whose content the node may not have: something of it was sent, or was changed since the state that the node has.
+    fn next_in_place(
+        &self,
+        after: InodeId,
+        now: &Volume,
+        offers: &Offers,
+    ) -> Result<Option<InodeId>, Failure> {
+        let (Some(reconciling), Some(since)) = (&self.reconciling, &offers.since) else {
+            return Ok(self.view.inodes_after(after, 1)?.first().copied());
+        };
+        let changed = if now.shares_blocks() {
+            self.view.inodes_after(after, 1)?.first().copied()
+        } else {
+            self.view.next_changed(after, since.transaction)?
+        };
+        let sent = reconciling.next_sent(&self.view, after)?;
+        Ok(changed.into_iter().chain(sent).min())
     }
 
     /// The next inode, the attributes of which the node has.

@@ -120,8 +120,7 @@ impl Rig {
     /// The same, and whoever joins takes a snapshot, of all that there is.
     pub fn forgetful(count: u32, seed: u64) -> Self {
         let shipped = service::core::limits::Limits::SHIPPED;
-        let limits =
-            service::core::limits::Limits { returns: 0, in_place: false, ..shipped };
+        let limits = service::core::limits::Limits { returns: 0, in_place: false, ..shipped };
         Self::with(count, seed, config_with(limits))
     }
 

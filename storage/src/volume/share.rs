@@ -446,6 +446,11 @@ impl Volume {
         Ok(sum)
     }
 
+    /// Whether files share any blocks.
+    pub const fn shares_blocks(&self) -> bool {
+        self.shares.count > 0
+    }
+
     /// Items that count owners of shared blocks.
     pub(super) const fn share_items(&self) -> u64 {
         self.shares.count

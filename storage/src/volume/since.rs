@@ -18,7 +18,7 @@ use base::planted::{Bug, planted};
 use base::{InodeId, StreamSeq};
 
 use super::{Fault, View, Volume};
-use crate::format::item::Run;
+use crate::format::item::{Run, attr_key, kind};
 
 /// Blocks looked at in one go.
 const LOOKED: u64 = 1024;
@@ -87,6 +87,23 @@ impl View {
             runs.push(run);
         }
         Ok((at == end).then_some(runs))
+    }
+
+    /// The first inode after that one to which something may have been done after a transaction. (Whatever changes what an inode is, or
+    /// what a file has, puts down its attributes.)
+    pub fn next_changed(&self, after: InodeId, transaction: u64) -> Result<Option<InodeId>, Fault> {
+        let mut next = after.0.checked_add(1).map(InodeId);
+        while let Some(ino) = next {
+            let Some(key) = self.tree().next_written(attr_key(ino), transaction)? else {
+                return Ok(None);
+            };
+            if key.kind == kind::ATTR {
+                return Ok(Some(InodeId(key.ino)));
+            }
+            // The page begins within an inode: the next one is in it, or elsewhere.
+            next = self.inodes_after(InodeId(key.ino), 1)?.first().copied();
+        }
+        Ok(None)
     }
 
     /// Of the blocks of a file from `block` on, up to `end`, how many are as they were in a state before (`true`), or how many may not
