@@ -23,6 +23,8 @@ step "lints" cargo clippy --workspace --exclude intercept --all-targets --quiet 
 # must do without std.
 step "lints of the interception library" cargo clippy --quiet -p intercept -- -D warnings
 step "interception library" cargo build --quiet -p intercept
+# Tests unwind. Programs that are built for them do so as well: then all that they have in common is built once.
+export CARGO_PROFILE_DEV_PANIC=unwind
 step "programs" cargo build --quiet -p corbel -p capi -p hostile
 echo "== tests"
 cargo test --workspace --no-fail-fast 2>&1 | tee "$log" | grep -vE '^test .* ok$|^$|^running '

@@ -6,14 +6,18 @@ use std::io::Write;
 const SIGPIPE: i32 = 128 + 13;
 
 /// Output that nobody takes is no fault of `program`: who reads it may have heard enough (`corbel status | head`). That ends the
-/// process as SIGPIPE would, which Rust ignores; what a full disk refuses is said. To be called first in `main`.
+/// process as SIGPIPE would, which Rust ignores; what a full disk refuses is said. Any other panic ends the process. To be called first in `main`.
 pub fn end_where_it_ends(program: &'static str) {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {
         let said = info.payload().downcast_ref::<String>().map_or("", String::as_str);
         // As std words it.
         match said.strip_prefix("failed printing to std") {
-            None => report(info),
+            None => {
+                report(info);
+                // Whether it was built to unwind or not (`scripts/test.sh`): no thread goes on without another.
+                std::process::abort();
+            }
             Some(what) if what.contains("Broken pipe") => std::process::exit(SIGPIPE),
             Some(what) => {
                 let _ = writeln!(
