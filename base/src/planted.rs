@@ -748,6 +748,8 @@ pub enum Bug {
     ReconcileKeeps = 509,
     /// Files with the same attributes count as the same, whatever was written to them.
     ReconcileStale = 510,
+    /// What is put down of publications is believed though it is of what the volume was before.
+    StrangeHistory = 511,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2463,6 +2465,11 @@ impl Bug {
             Bug::ReconcileStale,
             "reconcile-stale",
             "a node that comes back keeps content that was written to since, where no attribute tells",
+        ),
+        (
+            Bug::StrangeHistory,
+            "strange-history",
+            "a node takes publications of a volume that was there before for its own",
         ),
         (
             Bug::LevelIgnored,

@@ -385,7 +385,7 @@ impl Node {
             part: part::Part::Outside,
             scrub: scrub::Scrub::default(),
         };
-        node.note_published();
+        node.load_history()?;
         if node.ring.oldest().0 > published.0 + 1 {
             // Ended in the middle of joining: what lies here is no state of the volume, and the
             // coordinator was not told that it is.

@@ -11,6 +11,7 @@ pub mod item;
 pub mod lock;
 pub mod page;
 pub mod proof;
+pub mod publications;
 pub mod rpc;
 pub mod sole;
 pub mod sum;

@@ -141,30 +141,63 @@ pub fn restart(bench: &Bench<'_>) -> Result<Measured> {
     ])
 }
 
-/// Compiles through the mount of a node, again and again; `false` if any of it fails.
-struct Build {
+/// Does something again and again; `false` if any of it fails.
+struct Again {
     stop: Arc<AtomicBool>,
     thread: Option<std::thread::JoinHandle<bool>>,
 }
 
-impl Build {
-    fn start(world: &World, node: u32) -> Result<Self> {
-        let dir = PathBuf::from(world.file(node, "build"));
-        std::fs::create_dir(&dir).context(dir.display())?;
+impl Again {
+    fn start(mut once: impl FnMut() -> bool + Send + 'static) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let builds = move || {
+        let all = move || {
             let mut good = true;
             while good && !stopped.load(Ordering::Relaxed) {
-                good = super::load::compile(&dir).is_ok_and(|program| {
-                    let ran = std::process::Command::new(&program).output();
-                    // (It says how it is used.)
-                    ran.is_ok() && std::fs::remove_file(&program).is_ok()
-                });
+                good = once();
             }
             good
         };
-        Ok(Self { stop, thread: Some(std::thread::spawn(builds)) })
+        Self { stop, thread: Some(std::thread::spawn(all)) }
+    }
+
+    /// Compiles through the mount of a node.
+    fn build(world: &World, node: u32) -> Result<Self> {
+        let dir = PathBuf::from(world.file(node, "build"));
+        std::fs::create_dir(&dir).context(dir.display())?;
+        Ok(Self::start(move || {
+            super::load::compile(&dir).is_ok_and(|program| {
+                let ran = std::process::Command::new(&program).output();
+                // (It says how it is used.)
+                ran.is_ok() && std::fs::remove_file(&program).is_ok()
+            })
+        }))
+    }
+
+    /// fio under `corbel run` on a node: writes here and there, an fsync for each eighth, and reads what it has written. None: it is not
+    /// installed.
+    fn fio(world: &World, node: u32) -> Result<Option<Self>> {
+        let version = std::process::Command::new("fio").arg("--version").output();
+        if !version.is_ok_and(|said| said.status.success()) {
+            eprintln!("corbel: bench upgrade: fio is not installed: without it");
+            return Ok(None);
+        }
+        let mut command = world.run_command(node)?;
+        let file = format!("--filename={}", world.file(node, "fio"));
+        command.args(["fio", "--name=verified", &file, "--size=8m", "--bs=4k", "--rw=randwrite"]);
+        command.args(["--verify=crc32c", "--do_verify=1", "--fsync=8", "--thread"]);
+        Ok(Some(Self::start(move || {
+            let said = command.output();
+            let good = said.as_ref().is_ok_and(|said| said.status.success());
+            if !good {
+                let words = said.map(|said| String::from_utf8_lossy(&said.stderr).into_owned());
+                eprintln!(
+                    "corbel: bench upgrade: fio: {}",
+                    words.unwrap_or_else(|e| e.to_string())
+                );
+            }
+            good
+        })))
     }
 
     fn finish(mut self) -> bool {
@@ -173,7 +206,7 @@ impl Build {
     }
 }
 
-impl Drop for Build {
+impl Drop for Again {
     fn drop(&mut self) {
         // The mount is about to go.
         self.stop.store(true, Ordering::Relaxed);
@@ -200,7 +233,8 @@ pub fn upgrade(bench: &Bench<'_>) -> Result<Measured> {
     };
     let script = super::load::sqlite_script(world.scratch())?;
     let writers = Writers::start(&world)?;
-    let build = Build::start(&world, 3)?;
+    let build = Again::build(&world, 3)?;
+    let fio = Again::fio(&world, 1)?;
     let mut database = world.run_command(2)?;
     database.arg(super::load::python()?).arg(&script).arg(world.file(2, "upgrade.db")).arg("20000");
     let database = std::thread::spawn(move || figures(database).is_ok());
@@ -223,7 +257,8 @@ pub fn upgrade(bench: &Bench<'_>) -> Result<Measured> {
     }
     let stall = writers.longest_stall(begun);
     let (errors, lost) = writers.finish(&world)?;
-    let ran = [database.join().unwrap_or(false), build.finish()];
+    let with_fio = f64::from(u8::from(fio.is_some()));
+    let ran = [database.join().unwrap_or(false), build.finish(), fio.is_none_or(Again::finish)];
     let failed = ran.iter().filter(|ran| !**ran).count();
     // All that is new works when all are, as soon as all have been told.
     updated(&world)?;
@@ -233,5 +268,6 @@ pub fn upgrade(bench: &Bench<'_>) -> Result<Measured> {
         ("lost", lost),
         ("bytes", bytes),
         ("stall_ms", stall),
+        ("with_fio", with_fio),
     ])
 }

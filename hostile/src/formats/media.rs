@@ -9,6 +9,7 @@ use storage::format::item::{
     AccountItem, Inode, ReadClass, Run, Shared, Snapshot, SnapshotRoot, decode_name,
 };
 use storage::format::page::{Key, PAGE_BYTES, Page};
+use storage::format::publications::Publications;
 use storage::format::rpc::Amount;
 use storage::format::superblock::{
     Durability, ROOT_BYTES, RootRecord, SUPERBLOCK_BYTES, Superblock,
@@ -37,6 +38,14 @@ pub const MEDIA: &[Format] = &[
         sum: Some(Sum { at: 4, from: 8, to: Some(ROOT_BYTES) }),
         ..Format::new("root record", roots, |b| {
             RootRecord::decode(b).map(|r| r.encode()).map_err(words)
+        })
+    }
+    .version(8, 4)
+    .prefix(),
+    Format {
+        sum: Some(Sum { at: 4, from: 8, to: None }),
+        ..Format::new("publications", publications, |b| {
+            Publications::decode(b).map(|p| p.encode()).map_err(words)
         })
     }
     .version(8, 4)
@@ -181,6 +190,11 @@ fn superblocks() -> Vec<Vec<u8>> {
 fn roots() -> Vec<Vec<u8>> {
     let sample = RootRecord { transaction: 9, page: 4, blocks: 17, ..Default::default() };
     vec![sample.encode(), RootRecord { snapshots: 3, ..sample }.encode()]
+}
+
+fn publications() -> Vec<Vec<u8>> {
+    let of = |n: u64| (1..=n).map(|n| (StreamSeq(7 * n), 3 * n)).collect();
+    [0, 1, 240].map(|n| Publications { uuid: [9; 16], start: 4, all: of(n) }.encode()).into()
 }
 
 fn pages() -> Vec<Vec<u8>> {

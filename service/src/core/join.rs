@@ -716,6 +716,7 @@ impl Node {
         let image = way == Way::Image;
         self.drop_job()?;
         self.forget_scrub();
+        self.forget_history()?;
         self.member.recent.cut(StreamSeq(0));
         let old = self.volume.superblock().clone();
         let params = Params {
@@ -793,7 +794,6 @@ impl Node {
             self.volume = Volume::format_with(Arc::clone(&self.env.media), &params, &arenas)?;
         }
         self.volume.note_slots_given_up(&given_up);
-        self.member.history.clear();
         if let Some(incoming) = &mut self.member.incoming {
             incoming.image = image.then(|| self.volume.begin_image());
         }

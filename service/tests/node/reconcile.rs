@@ -1,7 +1,10 @@
 //! A node that comes back is brought to the head's state in place: what is the same is not even named, and nothing that differs is left.
 
+use std::sync::Arc;
+
 use base::random::Random;
 use base::{InodeId, NodeId};
+use service::core::Node;
 use service::core::limits::Limits;
 use service::core::message::{Message, SNAPSHOT_ITEMS};
 use service::core::reconcile::Part;
@@ -9,10 +12,11 @@ use storage::format::entry::Op;
 use storage::format::page::Key;
 use storage::format::rpc::Amount;
 use storage::limits::BLOCK_BYTES;
+use storage::media::Media;
 use storage::volume::reconcile::RangeEnd;
 
 use crate::offers::{back, came, change, interrupted_with, parted_with};
-use crate::rig::{Hand, Rig, create};
+use crate::rig::{Hand, Rig, config_with, create};
 use crate::scrub::{view, write};
 use crate::since::{sparse, until_in_seen};
 
@@ -163,6 +167,36 @@ fn what_is_begun_twice_comes_to_the_same() {
         assert!(begun > 1 || delivered > 0, "it has begun");
         comes_in(&mut rig, 3);
     }
+}
+
+/// The service of the head was started again while the other was away.
+#[test]
+fn a_head_that_was_started_again_knows_what_has_changed() {
+    let (mut rig, mut hand, files) = parted(7, 140);
+    let before = came(&rig);
+    rig.pass(2_000_000_000);
+    hand.append_in(&mut rig, files[20], &write(files[20], 10, &[9; 10]));
+    hand.sync(&mut rig);
+    // (So long that it is put down what was published.)
+    rig.pass(2_000_000_000);
+    hand.append_in(&mut rig, files[21], &write(files[21], 10, &[9; 10]));
+    hand.sync(&mut rig);
+    rig.settle();
+    let media = Arc::clone(&rig.regions[0]) as Arc<dyn Media>;
+    let random = Random::new(99);
+    rig.nodes[0] = Node::new(config_with(limits())(1), media, random).expect("a node");
+    for n in 0..2 {
+        view(&mut rig, n, 3, &[1], &[]);
+    }
+    rig.settle();
+    back(&mut rig, 4);
+    let told = comes_in(&mut rig, 4);
+    assert!(told.ranges > 10, "it is brought there in place: {told:?}");
+    assert!([20, 21].iter().all(|n| told.anew.contains(&files[*n])), "{told:?}");
+    // (Of files beside them it is not known any more whether something was cloned into them: they are compared.)
+    assert!(told.anew.len() < 90, "{} of 140", told.anew.len());
+    let came = came(&rig).1 - before.1;
+    assert!(came < 60_000, "{came} bytes were sent");
 }
 
 /// Ranges are cut at the same places, and all items are in one of them, however short they are.

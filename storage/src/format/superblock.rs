@@ -1,6 +1,6 @@
 //! Superblock and root records: the first thing read of a region, and the last thing written.
 //!
-//! `Segment::Super` is 16 KiB: superblock copies at 0 and 4096, root records at 8192 and 12288,
+//! `Segment::Super` is 16 KiB: superblock copies at 0 and 4096, root records at 8192 and 12288 (and `publications` behind each),
 //! each alone in its 4 KiB, so that no fault of one can reach another. What follows the fields is
 //! zero up to the length checked.
 //!

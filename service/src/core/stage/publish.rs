@@ -417,7 +417,7 @@ impl Node {
         let freed = self.volume.publish(job.sealed)?;
         self.env.counters.publishes += 1;
         self.member.published = job.upto;
-        self.note_published();
+        self.note_published()?;
         for (id, seq) in job.clients {
             if let Some(client) = self.agent.clients.get_mut(&id) {
                 // The chunk that makes everybody forget a client (sequence 0) comes after all that
