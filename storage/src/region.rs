@@ -788,12 +788,13 @@ impl Media for FileRegion {
     }
 
     fn leave(&self, log: Segment, user: u32, bytes: u64) -> Result<bool, MediaError> {
-        let map = self.forget(log);
+        // (Who has it mapped has it, as far as anybody can tell.)
+        drop(self.forget(log));
         let (name, file) = (file_name(log), self.open_file(log, OFlags::RDWR)?);
         // (The last descriptor of it, if nobody else has one: with it go its pages.)
         let last = file.try_clone().ok();
         let left = lock(&self.left).leave(&self.dir, &name, (file, user, bytes));
-        drop_apart((map, last));
+        drop_apart(last);
         left.map_err(|e| io("cannot leave", &self.path.join(name), e))
     }
 

@@ -87,6 +87,8 @@ pub(super) struct Incoming {
     wiped: bool,
     /// What there was before is brought to what the head has, where it is.
     in_place: bool,
+    /// Some of what there was before has been let go: what is held back may be of something else.
+    let_go_any: bool,
     /// What the volume held before, and before other snapshots that did not come to their end: the newest last.
     pub(super) kept: Vec<View>,
     /// All of it that files before this one had is let go, or decided.
@@ -338,6 +340,7 @@ impl Node {
         if let Some(Claim { published, last, epoch }) = claim {
             // (Where there is no room beside what there was, that goes first.)
             let in_place = self.env.config.limits.in_place
+                && !self.member.never_in_place
                 && !self.volume.has_snapshots()
                 && self.has_room_beside().unwrap_or(false);
             if in_place && published.0 > 0 {
@@ -410,7 +413,15 @@ impl Node {
             let (offset, header, op) = entry.map_err(|e| Failure::Diverged(seq, e.to_string()))?;
             let source = (segment, base + offset as u64 + 64);
             let applied = self.with_room(|volume| volume.apply(&header, &op, source))?;
-            refused(seq, applied)?;
+            match applied {
+                Err(refusal)
+                    if self.is_in_place()
+                        && !matches!(refusal, Refusal::NoEntry | Refusal::Fault(_)) =>
+                {
+                    return self.not_in_place(seq, refusal);
+                }
+                applied => _ = refused(seq, applied)?,
+            }
         }
         self.publish_piece()?;
         self.to_head(Message::SnapshotAck { seq, piece });
@@ -503,7 +514,8 @@ impl Node {
             let what = "what there was before a snapshot is spoken of in its middle";
             return Err(Failure::Diverged(seq, what.into()));
         }
-        let as_told = incoming.claimed && (!incoming.wiped || incoming.in_place);
+        let again = incoming.in_place && !incoming.let_go_any;
+        let as_told = incoming.claimed && (!incoming.wiped || again);
         if piece == 0 && way == Way::InPlace && !as_told {
             // What this was to go on from is gone since it was asked for: it asks again.
             incoming.begun = None;
@@ -645,6 +657,11 @@ impl Node {
         self.member.incoming.as_ref().map_or(&[], |incoming| &incoming.kept)
     }
 
+    /// Whether anything of that is kept, or held back.
+    pub(super) fn keeps_old(&self) -> bool {
+        !self.kept().is_empty() || self.volume.held() > 0
+    }
+
     /// Does something to the volume, and makes room for it as far as that takes some: by publishing, by letting go
     /// of what can be taken over no more, and of all of it at last.
     pub(super) fn with_room<T>(
@@ -657,12 +674,13 @@ impl Node {
             match tried {
                 0 if lacks => {}
                 1 if lacks && !self.kept().is_empty() => self.let_go_decided()?,
-                2 if lacks && !self.kept().is_empty() => {
+                2 if lacks && self.keeps_old() => {
                     log::info!(
                         "what was here before is given up: there is no room for it beside what comes"
                     );
                     if let Some(incoming) = &mut self.member.incoming {
                         incoming.kept.clear();
+                        incoming.let_go_any = true;
                     }
                     self.volume.let_all_go();
                 }
@@ -676,6 +694,7 @@ impl Node {
     /// Lets go of what files had before of which all that was offered is decided.
     fn let_go_decided(&mut self) -> Result<(), Failure> {
         let Some(incoming) = &mut self.member.incoming else { return Ok(()) };
+        incoming.let_go_any = true;
         let doubted = incoming.doubted.keys().next().map_or(InodeId(u64::MAX), |(ino, _)| *ino);
         let upto = incoming.decided.min(doubted);
         for before in &incoming.kept {
@@ -748,7 +767,17 @@ impl Node {
         }
         let given_up = self.volume.slots_given_up();
         let kept = match way {
-            Way::InPlace => self.go_on_from_old()?,
+            Way::InPlace => match self.go_on_from_old()? {
+                true => true,
+                // It is told of all that it lacks, which is everything.
+                false => {
+                    let kept = self.keep_old(&params, image)?;
+                    if let Some(incoming) = self.member.incoming.as_mut().filter(|_| !kept) {
+                        incoming.claimed = false;
+                    }
+                    kept
+                }
+            },
             Way::Described | Way::Image => self.keep_old(&params, image)?,
         };
         if let Some(incoming) = self.member.incoming.as_mut() {
@@ -810,11 +839,26 @@ impl Node {
         Ok(spare.free.saturating_sub(BELOW_LEFT) >= blocks.saturating_sub(spare.data))
     }
 
-    /// What the volume holds stays, and is brought to what the head has.
+    /// Whether what is here is brought to what the head has where it is.
+    fn is_in_place(&self) -> bool {
+        self.member.incoming.as_ref().is_some_and(|incoming| incoming.in_place)
+    }
+
+    /// What the volume holds stays, and is brought to what the head has. `false`: that is damaged, or has a snapshot that is gone elsewhere.
     fn go_on_from_old(&mut self) -> Result<bool, Failure> {
         if self.kept().is_empty() {
             // What was applied and not published goes.
-            self.open_volume_anew()?;
+            match self.open_volume_anew() {
+                Ok(()) => {}
+                Err(Fault::Media(e)) => return Err(e.into()),
+                Err(fault) => {
+                    log::warn!("what is here is not gone on from: {fault}");
+                    return Ok(false);
+                }
+            }
+            if self.volume.has_snapshots() {
+                return Ok(false);
+            }
             let view = self.volume.begin_reconciling()?;
             if let Some(incoming) = &mut self.member.incoming {
                 incoming.kept.push(view);

@@ -57,6 +57,8 @@ pub(super) struct Member {
     pub batch_since: Option<Nanos>,
     /// Somebody waits for a publication.
     pub publish_now: bool,
+    /// What is here could not be brought to the state of the volume in place: it is not tried again.
+    pub never_in_place: bool,
     /// A publication under way.
     pub job: Option<Job>,
     pub next_job: u64,
@@ -96,6 +98,7 @@ impl Member {
             batch_bytes: 0,
             batch_since: None,
             publish_now: false,
+            never_in_place: false,
             job: None,
             next_job: 1,
             host: None,

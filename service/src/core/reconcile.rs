@@ -20,7 +20,7 @@
 //! key: inode u64, kind u8, item u64
 //! ```
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Bound;
 
 use base::wire::{Corrupt, Reader, Writer};
@@ -28,7 +28,7 @@ use base::{InodeId, NodeId, StreamSeq};
 use storage::format::item::attr_key;
 use storage::format::page::Key;
 use storage::volume::reconcile::{Items, RangeEnd};
-use storage::volume::{Blocks, View};
+use storage::volume::{Blocks, Fault, Refusal, View};
 
 use super::message::Message;
 use super::{Failure, Node};
@@ -174,7 +174,11 @@ impl Reconciling {
             Part::Items(from, end, items).encode(out);
             self.sent.insert(from, end);
         } else if let Some(from) = self.next {
-            let (digest, end) = view.items_come_to(from, RangeEnd::After(RANGE), key)?;
+            let found = view.items_come_to(from, RangeEnd::After(RANGE), key);
+            let (digest, end) = found.map_err(|refusal| match refusal {
+                Refusal::Fault(fault) => Failure::from(fault),
+                other => Failure::Diverged(StreamSeq(0), format!("snapshot: {other}")),
+            })?;
             Part::Range(from, end, digest).encode(out);
             ranges.push((from, end));
             self.next = end;
@@ -191,7 +195,13 @@ impl Reconciling {
     fn answered(&mut self, piece: u32, which: &[u32]) {
         let Some(at) = self.asked.iter().position(|(asked, _)| *asked == piece) else { return };
         let Some((_, ranges)) = self.asked.remove(at) else { return };
-        self.differ.extend(which.iter().filter_map(|n| ranges.get(*n as usize)));
+        let which: BTreeSet<_> = which.iter().collect();
+        self.differ.extend(which.into_iter().filter_map(|n| ranges.get(*n as usize)));
+    }
+
+    /// The content of a file comes anew, of which nothing was sent.
+    pub(super) fn note_sent(&mut self, ino: InodeId) {
+        self.sent.insert(attr_key(ino), ino.0.checked_add(1).map(|next| attr_key(InodeId(next))));
     }
 
     /// The first inode after that one of which some item was sent.
@@ -244,6 +254,24 @@ impl Node {
         }
     }
 
+    /// What is here cannot be brought to what the head has where it is: it asks for a snapshot of all, and for no other from now on.
+    pub(super) fn not_in_place(&mut self, seq: StreamSeq, why: Refusal) -> Result<(), Failure> {
+        match why {
+            Refusal::Fault(fault @ Fault::Item { .. }) => {
+                Err(Failure::Diverged(seq, format!("snapshot: {fault}")))
+            }
+            Refusal::Fault(fault) => Err(fault.into()),
+            why => {
+                log::info!("what is here cannot be brought to the state of the volume: {why}");
+                self.member.never_in_place = true;
+                // What came with this piece is of a snapshot that is given up.
+                self.publish_piece()?;
+                self.begin_join();
+                Ok(())
+            }
+        }
+    }
+
     /// Some of the items of the head have come, or what they come to.
     pub(super) fn items_arrived(
         &mut self,
@@ -262,10 +290,15 @@ impl Node {
         let mut given_up: Vec<Blocks> = Vec::new();
         while r.left() > 0 {
             let freed = match Part::decode(&mut r).map_err(|e| diverged(e.to_string()))? {
+                Part::Range(..) if ranges as usize == RANGES_A_TURN => {
+                    return Err(diverged("a snapshot tells of too many ranges at once".into()));
+                }
                 Part::Range(from, end, digest) => {
                     let end = RangeEnd::Before(end);
-                    if self.volume.items_come_to(from, end, id)?.0 != digest {
-                        differ.push(ranges);
+                    match self.volume.items_come_to(from, end, id) {
+                        Ok((comes_to, _)) if comes_to == digest => {}
+                        Ok(_) => differ.push(ranges),
+                        Err(refusal) => return self.not_in_place(seq, refusal),
                     }
                     ranges += 1;
                     continue;
@@ -277,13 +310,10 @@ impl Node {
             };
             match freed {
                 Ok(freed) => given_up.extend(freed),
-                Err(refusal) => return Err(diverged(format!("snapshot: {refusal}"))),
+                Err(refusal) => return self.not_in_place(seq, refusal),
             }
         }
-        if ranges as usize > RANGES_A_TURN {
-            return Err(diverged("a snapshot tells of too many ranges at once".into()));
-        }
-        if given_up.is_empty() {
+        if given_up.is_empty() || !self.keeps_old() {
             self.publish_piece()?;
         } else {
             // What they hold may be wanted again: it stays where it is.

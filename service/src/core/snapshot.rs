@@ -48,6 +48,8 @@ pub(super) const PIECE: usize = 64 * 1024;
 const MESSAGE: usize = 512 * 1024;
 /// Bytes of file content in one entry.
 const CONTENT: usize = 64 * 1024;
+/// Extents of a file looked at in a step.
+const EXTENTS: usize = 64;
 /// Blocks of which is looked in a turn whether they have changed.
 const LOOKED_A_TURN: u64 = 16 * 1024;
 /// Pieces on their way at once.
@@ -189,6 +191,8 @@ enum Stage {
     Quotas,
     /// Inodes after this one.
     Inodes(InodeId),
+    /// Whether a file shares blocks with others, from here on.
+    Sharing(InodeId, u64),
     /// Whether content of a file, from here on, is what a node has of it already.
     Unchanged(InodeId, u64),
     /// Content of a file, from here on.
@@ -310,8 +314,11 @@ impl Dump {
                     let (items, ranges) = (&mut out.items, &mut out.ranges);
                     reconciling.step(&self.view, offers.id, items, ranges)?;
                 }
+                // All that share anything are emptied before any content comes, so that what they had may be had again.
+                _ if now.shares_blocks() => self.stage = Stage::Sharing(InodeId::NONE, 0),
                 _ => self.stage = Stage::Inodes(InodeId::NONE),
             },
+            Stage::Sharing(ino, at) => self.sharing((ino, at), now, out)?,
             Stage::Orphans(after) => self.orphan(after, out)?,
             Stage::Quotas => {
                 self.quotas(out);
@@ -377,6 +384,35 @@ impl Dump {
         Ok(())
     }
 
+    /// Some of the extents of a file; or the next one. One that shares any of its blocks comes anew: all that share them are to share them there.
+    fn sharing(
+        &mut self,
+        (ino, at): (InodeId, u64),
+        now: &Volume,
+        out: &mut Synthetic,
+    ) -> Result<(), Failure> {
+        let extents =
+            if ino == InodeId::NONE { Vec::new() } else { now.extents(ino, at, EXTENTS)? };
+        let shares = extents.iter().any(|extent| extent.shared);
+        out.looked += EXTENTS as u64;
+        if let (true, Some(reconciling)) = (shares, &mut self.reconciling)
+            && !reconciling.was_sent(ino)
+        {
+            reconcile::Part::Anew(ino).encode(&mut out.items);
+            reconciling.note_sent(ino);
+        }
+        self.stage = match extents.last() {
+            Some(last) if !shares && extents.len() == EXTENTS => {
+                Stage::Sharing(ino, last.offset + last.len)
+            }
+            _ => match self.view.inodes_after(ino, 1)?[..] {
+                [next] => Stage::Sharing(next, 0),
+                _ => Stage::Inodes(InodeId::NONE),
+            },
+        };
+        Ok(())
+    }
+
     /// Goes on in a file, as long as its content has not changed since the state that the node has.
     fn unchanged(
         &mut self,
@@ -392,7 +428,7 @@ impl Dump {
                 return Ok(());
             }
             Some(Next::Skip(to) | Next::Reserved { end: to, .. }) => Some(to),
-            // (All that shares them is to share them there.)
+            // (It was told of before all that shares something: that has come to be since.)
             Some(Next::Bytes { extent, .. }) if extent.shared => None,
             Some(Next::Bytes { from, to, .. }) => match &offers.since {
                 Some(since) => {

@@ -142,6 +142,54 @@ fn a_hole_where_content_was_is_one_there_as_well() {
     comes_in(&mut rig, 3);
 }
 
+/// What files share, and has not changed, is taken over by all of them, and is shared there as well.
+#[test]
+fn what_is_shared_is_kept_and_stays_shared() {
+    let (mut rig, mut hand, files) = parted(8, 30);
+    for n in 0..2 {
+        view(&mut rig, n, 3, &[1], &[2]);
+    }
+    comes_in(&mut rig, 3);
+    let big = hand.create(&mut rig, b"big", 0o100_644);
+    for n in 0..60 {
+        let data = vec![n as u8 + 1; BLOCK];
+        hand.append_in(&mut rig, big, &write(big, n * BLOCK_BYTES, &data));
+    }
+    let (len, zeroes) = (60 * BLOCK_BYTES, false);
+    // (Of the same class as it: others would have copies.)
+    let copies = [files[4], files[20]];
+    for ino in copies {
+        let (offset, source, source_offset) = (20 * BLOCK_BYTES, big, 0);
+        let clone = Op::CloneRange { ino, offset, len, source, source_offset, zeroes };
+        hand.append_in(&mut rig, ino, &clone);
+    }
+    hand.sync(&mut rig);
+    rig.settle();
+    rig.pass(1_000_000_000);
+    // (Some more, so that the clones are not the last that was published.)
+    for n in [10, 11, 12] {
+        hand.append_in(&mut rig, files[n], &write(files[n], 0, &[7; 10]));
+        hand.sync(&mut rig);
+        rig.settle();
+        rig.pass(1_000_000_000);
+    }
+    assert_eq!(hand.refusals(), 0);
+    let before = came(&rig);
+    for n in 0..2 {
+        view(&mut rig, n, 5, &[1], &[]);
+    }
+    hand.append_in(&mut rig, files[25], &write(files[25], 0, &[7; 10]));
+    hand.sync(&mut rig);
+    rig.settle();
+    back(&mut rig, 6);
+    let told = comes_in(&mut rig, 6);
+    assert!([big, copies[0], copies[1]].iter().all(|ino| told.anew.contains(ino)), "{told:?}");
+    let (taken, came) = (came(&rig).0 - before.0, came(&rig).1 - before.1);
+    assert!(taken >= len && came < len / 3, "{taken} bytes were taken over, {came} sent");
+    let [here, there] = [0, 1].map(|n| rig.nodes[n].volume().statfs());
+    assert_eq!(here.blocks_free, there.blocks_free);
+}
+
 /// It asks twice before anything has come, and is sent it twice: the second finds what the first has left.
 #[test]
 fn what_is_begun_twice_comes_to_the_same() {

@@ -18,11 +18,15 @@ use super::quota::{AccountId, Amount};
 use super::{Blocks, Fault, Refusal, View, Volume, corrupt, reach};
 use crate::format::item::{AccountItem, Inode, Run, attr_key, kind};
 use crate::format::page::{Key, VALUE_MAX};
+use crate::limits::LINK_MAX;
 
 /// Bytes of an item beside its value, about.
 const ITEM: usize = 32;
 /// So many times as long a range may become where it has nothing but the extents of one file.
 const EXTENTS: usize = 32;
+/// Items that a range may have where it is compared, or what it has is replaced: it is done in one go. Where somebody has more in a range in
+/// which another has few, most of what he has is gone, and he had better begin anew.
+const ITEMS_MAX: usize = 16 * 1024;
 
 /// Where a range of items ends.
 #[derive(Clone, Copy, Debug)]
@@ -113,13 +117,15 @@ impl Sum {
 }
 
 impl Volume {
-    /// What the items from `from` on come to under a key, and where the next range begins, unless that were all.
+    /// What the items from `from` on come to under a key, and where the next range begins, unless that were all. [`Refusal::TooBig`]: the range
+    /// has far more than one that is told of.
     pub fn items_come_to(
         &self,
         from: Key,
         end: RangeEnd,
         key: u64,
-    ) -> Result<(u64, Option<Key>), Fault> {
+    ) -> Result<(u64, Option<Key>), Refusal> {
+        let mut count = 0;
         let mut sum = Sum { keyed: Keyed::new(key), bytes: Vec::new(), run: None };
         let (mut size, mut last, mut next, mut failed) = (0, from, None, None);
         self.tree().scan(from, Key::MAX, &mut |key, value| {
@@ -134,6 +140,10 @@ impl Volume {
                 return false;
             }
             last = key;
+            count += 1;
+            if count > ITEMS_MAX && matches!(end, RangeEnd::Before(_)) {
+                return false;
+            }
             if key.kind == kind::EXTENT && key.ino != 0 {
                 match Run::decode(key.item, value) {
                     Ok(run) => sum.extent(key.ino, run),
@@ -145,14 +155,19 @@ impl Volume {
                 sum.end_run();
                 sum.record(&key, 0, value);
                 size += ITEM + value.len();
+            } else {
+                size += ITEM;
             }
             failed.is_none()
         })?;
+        if count > ITEMS_MAX && matches!(end, RangeEnd::Before(_)) {
+            return Err(Refusal::TooBig);
+        }
         let next = match end {
             RangeEnd::Before(end) => end,
             RangeEnd::After(_) => next,
         };
-        failed.map_or_else(|| Ok((sum.end(), next)), Err)
+        failed.map_or_else(|| Ok((sum.end(), next)), |fault| Err(fault.into()))
     }
 
     /// The items of a range that are sent.
@@ -212,12 +227,20 @@ impl Volume {
         for (key, value) in items {
             check(key, value)?;
         }
+        // (It has no more than that.)
+        self.items_come_to(from, RangeEnd::Before(end), 0)?;
         let old = self.items_in(from, end)?;
         let files = self.files_within(from, end)?;
+        let (mut changes, mut shared) = (old.len() + items.len() + files.len(), 0);
         for ino in &files {
-            self.can_release(*ino, 0, u64::MAX)?;
+            let runs = self.runs(*ino, 0, u64::MAX, ITEMS_MAX + 1)?;
+            if runs.len() > ITEMS_MAX {
+                return Err(Refusal::TooBig);
+            }
+            changes += runs.len();
+            shared += self.counts(&runs, 0, u64::MAX)?;
         }
-        self.can_store((old.len() + items.len() + 16 * files.len()) as u64, 0)?;
+        self.can_store(changes as u64, shared)?;
         let freed = self.space.freed().len();
         let done = self.replace(&files, &old, items);
         done.inspect_err(|_| self.condemned.set(true))?;
@@ -268,11 +291,15 @@ impl Volume {
     /// The files that have an item in a range.
     fn files_within(&self, from: Key, end: Option<Key>) -> Result<Vec<InodeId>, Fault> {
         let (mut files, mut failed) = (Vec::new(), None);
-        let first = attr_key(InodeId(from.ino));
-        let begins_within = from > first && from.ino != 0;
-        self.tree.scan(if begins_within { first } else { from }, Key::MAX, &mut |key, value| {
-            let before = begins_within && key.ino == from.ino;
-            if !before && end.is_some_and(|end| key >= end) {
+        let first = InodeId(from.ino);
+        if from > attr_key(first)
+            && from.ino != 0
+            && self.inode(first)?.is_some_and(|inode| inode.is_file())
+        {
+            files.push(first);
+        }
+        self.tree.scan(from, Key::MAX, &mut |key, value| {
+            if end.is_some_and(|end| key >= end) {
                 return false;
             }
             if key.ino != 0 && key.kind == kind::ATTR {
@@ -340,7 +367,15 @@ impl Volume {
 fn check(key: &Key, value: &[u8]) -> Result<(), Fault> {
     let ino = InodeId(key.ino);
     match key.kind {
-        kind::ATTR => Inode::decode(value).map(drop).map_err(corrupt(ino)),
+        kind::ATTR => {
+            let inode = Inode::decode(value).map_err(corrupt(ino))?;
+            let counts = inode.nlink <= 2 * LINK_MAX && inode.entries <= u64::MAX / 2;
+            if counts && key.item == 0 {
+                Ok(())
+            } else {
+                Err(bad("has attributes that nothing can have"))
+            }
+        }
         kind::USER_ACCOUNT | kind::DIRECTORY_ACCOUNT => {
             AccountItem::decode(value).map(drop).map_err(corrupt(ino))
         }
