@@ -431,7 +431,7 @@ fn told_items(input: &mut Input<'_>, ino: InodeId) -> Vec<u8> {
                 let value = input.piece();
 
                 let items = (0..input.below(3))
-                    .map(|n| (Key { item: from.item.wrapping_add(n as u64), ..from }, &value[..]))
+                    .map(|n| (Key { item: from.item.wrapping_add(n as u64), ..from }, value))
                     .collect();
                 reconcile::Part::Items(from, end, items).encode(&mut raw);
                 continue;
