@@ -157,6 +157,8 @@ pub fn rejoin(bench: &Bench<'_>) -> Result<Measured> {
         ("bytes_ratio", sent / changed),
         ("back_ms", back_ms),
         ("writer_p99_ratio", beside / alone),
+        ("writer_p99_ms", beside),
+        ("writer_alone_p99_ms", alone),
         ("taken_over_mb", taken / 1e6),
         ("back_beside_writer_ms", beside_ms),
         ("snapshot_bytes_ratio", snapshot_sent / changed_beside),

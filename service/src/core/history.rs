@@ -267,4 +267,15 @@ mod tests {
             assert_eq!(known(owner(6), 3000), (None, 0), "and then they are gone");
         }
     }
+
+    /// What goes wrong without it is missed.
+    #[cfg(feature = "planted")]
+    #[test]
+    #[ignore = "alone: the variant is one for the whole process"]
+    fn what_was_put_down_for_others_is_missed() {
+        use base::planted::missed;
+        let tests: [(Bug, fn()); 1] =
+            [(Bug::StrangeHistory, what_is_put_down_counts_for_the_next_start_of_the_same_volume)];
+        assert_eq!(missed(&tests), []);
+    }
 }
