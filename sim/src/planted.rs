@@ -91,6 +91,8 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (495..497, "cluster/tests/machine.rs"),
     (497..498, "service/tests/node/snapshots.rs"),
     (498..501, "service/tests/node/since.rs"),
+    (508..511, "service/tests/node/reconcile.rs"),
+    (511..512, "service/src/core/history.rs"),
     (501..502, "service/tests/node/joins.rs"),
 ];
 /// Variants of threads that share a file.

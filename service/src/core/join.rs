@@ -400,7 +400,7 @@ impl Node {
         (end, waits): (bool, bool),
         raw: &[u8],
     ) -> Result<(), Failure> {
-        if !self.takes_piece(seq, piece, false, raw.len())? {
+        if !self.takes_piece(seq, piece, Way::Described, raw.len())? {
             return Ok(());
         }
         let Some((segment, base)) = self.ring.next_body(raw.len()) else {
@@ -466,12 +466,13 @@ impl Node {
         Ok(())
     }
 
-    /// Whether a piece that came, of so many bytes, is wanted, and the one that is next; with the first the volume is emptied.
+    /// Whether a piece that came in that way, of so many bytes, is wanted, and the one that is next; with the first the volume is emptied,
+    /// unless it is gone on from.
     pub(super) fn takes_piece(
         &mut self,
         seq: StreamSeq,
         piece: u32,
-        image: bool,
+        way: Way,
         bytes: usize,
     ) -> Result<bool, Failure> {
         if self.part.join().is_some_and(|join| join.returning.is_some()) {
@@ -479,22 +480,7 @@ impl Node {
             return Ok(false);
         }
         self.env.counters.snapshot_bytes += bytes as u64;
-        let way = if image { Way::Image } else { Way::Described };
         self.is_next_piece(seq, piece, way)
-    }
-
-    /// The same, of items that are brought to what the head has.
-    pub(super) fn takes_items(
-        &mut self,
-        seq: StreamSeq,
-        piece: u32,
-        bytes: usize,
-    ) -> Result<bool, Failure> {
-        if self.part.join().is_some_and(|join| join.returning.is_some()) {
-            return Ok(false);
-        }
-        self.env.counters.snapshot_bytes += bytes as u64;
-        self.is_next_piece(seq, piece, Way::InPlace)
     }
 
     fn is_next_piece(&mut self, seq: StreamSeq, piece: u32, way: Way) -> Result<bool, Failure> {
@@ -542,7 +528,7 @@ impl Node {
         sure: &[Part],
     ) -> Result<(), Failure> {
         let offered: usize = offers.iter().map(|o| 20 + 4 * o.crcs.len()).sum();
-        if !self.takes_piece(seq, piece, false, offered + 20 * sure.len())? {
+        if !self.takes_piece(seq, piece, Way::Described, offered + 20 * sure.len())? {
             return Ok(());
         }
         let (mut lacks, mut doubts) = (Vec::new(), Vec::new());
@@ -623,7 +609,7 @@ impl Node {
         (piece, id): (u32, u64),
         parts: &[Part],
     ) -> Result<(), Failure> {
-        if !self.takes_piece(seq, piece, false, 20 * parts.len())? {
+        if !self.takes_piece(seq, piece, Way::Described, 20 * parts.len())? {
             return Ok(());
         }
         let mut lacks = Vec::new();

@@ -30,6 +30,7 @@ use storage::format::page::Key;
 use storage::volume::reconcile::{Items, RangeEnd};
 use storage::volume::{Blocks, Fault, Refusal, View};
 
+use super::join::Way;
 use super::message::Message;
 use super::{Failure, Node};
 
@@ -280,7 +281,7 @@ impl Node {
         last_inode: InodeId,
         raw: &[u8],
     ) -> Result<(), Failure> {
-        if !self.takes_items(seq, piece, raw.len())? {
+        if !self.takes_piece(seq, piece, Way::InPlace, raw.len())? {
             return Ok(());
         }
         self.note_used(seq, last_inode)?;

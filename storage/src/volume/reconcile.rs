@@ -24,8 +24,8 @@ use crate::limits::LINK_MAX;
 const ITEM: usize = 32;
 /// So many times as long a range may become where it has nothing but the extents of one file.
 const EXTENTS: usize = 32;
-/// Items that a range may have where it is compared, or what it has is replaced: it is done in one go. Where somebody has more in a range in
-/// which another has few, most of what he has is gone, and he had better begin anew.
+/// Items that a range may have where it is compared, or what it has is replaced, and extents that a file may have that is emptied: it is done in
+/// one go. Where somebody has more in a range in which another has few, most of what he has is gone, and he had better begin anew.
 const ITEMS_MAX: usize = 16 * 1024;
 
 /// Where a range of items ends.
@@ -231,16 +231,7 @@ impl Volume {
         self.items_come_to(from, RangeEnd::Before(end), 0)?;
         let old = self.items_in(from, end)?;
         let files = self.files_within(from, end)?;
-        let (mut changes, mut shared) = (old.len() + items.len() + files.len(), 0);
-        for ino in &files {
-            let runs = self.runs(*ino, 0, u64::MAX, ITEMS_MAX + 1)?;
-            if runs.len() > ITEMS_MAX {
-                return Err(Refusal::TooBig);
-            }
-            changes += runs.len();
-            shared += self.counts(&runs, 0, u64::MAX)?;
-        }
-        self.can_store(changes as u64, shared)?;
+        self.can_empty(&files, old.len() + items.len())?;
         let freed = self.space.freed().len();
         let done = self.replace(&files, &old, items);
         done.inspect_err(|_| self.condemned.set(true))?;
@@ -269,14 +260,28 @@ impl Volume {
         new.try_for_each(|(key, value)| self.put_told(*key, Some(value)))
     }
 
-    /// A file is empty afterwards, whatever its size; what nobody has any more as with [`Volume::replace_items`].
+    /// A file is empty afterwards, whatever its size; what nobody has any more as with [`Volume::replace_items`], and what is too much at once.
     pub fn empty_file(&mut self, ino: InodeId) -> Result<Vec<Blocks>, Refusal> {
         self.need_file(ino)?;
-        self.can_release(ino, 0, u64::MAX)?;
+        self.can_empty(&[ino], 0)?;
         let freed = self.space.freed().len();
         let done = self.empty_of_content(ino);
         done.inspect_err(|_| self.condemned.set(true))?;
         Ok(self.space.freed()[freed..].to_vec())
+    }
+
+    /// Whether the tree has pages to take all content from files, and to change so many items beside that.
+    fn can_empty(&self, files: &[InodeId], items: usize) -> Result<(), Refusal> {
+        let (mut changes, mut shared) = (items + files.len(), 0);
+        for ino in files {
+            let runs = self.runs(*ino, 0, u64::MAX, ITEMS_MAX + 1)?;
+            if runs.len() > ITEMS_MAX {
+                return Err(Refusal::TooBig);
+            }
+            changes += runs.len();
+            shared += self.counts(&runs, 0, u64::MAX)?;
+        }
+        self.can_store(changes as u64, shared)
     }
 
     fn empty_of_content(&mut self, ino: InodeId) -> Result<(), Fault> {

@@ -6,6 +6,7 @@ use base::{InodeId, StreamSeq};
 use storage::limits::BLOCK_BYTES;
 use storage::volume::{Blocks, Fault, Refusal, Volume};
 
+use super::super::join::Way;
 use super::super::message::Message;
 use super::super::offer::{COMPARED, Doubt, Part as Blocked};
 use super::super::{Failure, Node};
@@ -31,7 +32,7 @@ impl Node {
         (end, waits): (bool, bool),
         raw: &[u8],
     ) -> Result<(), Failure> {
-        if !self.takes_piece(seq, piece, true, raw.len())? {
+        if !self.takes_piece(seq, piece, Way::Image, raw.len())? {
             return Ok(());
         }
         self.note_used(seq, last_inode)?;
