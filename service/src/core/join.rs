@@ -454,6 +454,7 @@ impl Node {
         // Whoever made that chunk: all up to it is as the head of this epoch has it.
         self.ring.restart(seq, self.view.epoch)?;
         self.member.whole_in = Some(self.view.epoch);
+        self.member.never_in_place = false;
         if let Some(join) = self.part.join_mut() {
             join.joined_at = self.env.now;
         }

@@ -57,7 +57,7 @@ pub(super) struct Member {
     pub batch_since: Option<Nanos>,
     /// Somebody waits for a publication.
     pub publish_now: bool,
-    /// What is here could not be brought to the state of the volume in place: it is not tried again.
+    /// What is here could not be brought to the state of the volume in place: it is not tried again before all of it has come.
     pub never_in_place: bool,
     /// A publication under way.
     pub job: Option<Job>,

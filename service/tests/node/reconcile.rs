@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use base::random::Random;
 use base::{InodeId, NodeId};
-use service::core::Node;
 use service::core::limits::Limits;
 use service::core::message::{Message, SNAPSHOT_ITEMS};
 use service::core::reconcile::Part;
+use service::core::{Node, entries};
 use storage::format::entry::Op;
 use storage::format::page::Key;
 use storage::format::rpc::Amount;
@@ -33,8 +33,9 @@ struct Told {
     ranges: usize,
     items: Vec<Key>,
     anew: Vec<InodeId>,
-    /// Messages that make something from its beginning, or offer it.
+    /// Bytes of operations, and the files that they make.
     ops: usize,
+    made: usize,
 }
 
 /// Until the second node is in, in the epoch after this one.
@@ -51,7 +52,11 @@ fn comes_in(rig: &mut Rig, epoch: u32) -> Told {
                 }
             }
         }
-        Ok((_, Message::Snapshot { raw, .. })) => told.ops += raw.len(),
+        Ok((_, Message::Snapshot { raw, .. })) => {
+            told.ops += raw.len();
+            let ops = entries(&raw, 0).map(|entry| entry.expect("what the head has put there").2);
+            told.made += ops.filter(|op| matches!(op, Op::Create { .. })).count();
+        }
         _ => {}
     });
     told
@@ -78,6 +83,7 @@ fn what_is_the_same_is_not_named() {
     assert_eq!(told.anew, [files[40], files[99]], "and no other file is told of by itself");
     let of = |ino: &InodeId| told.items.iter().any(|key| key.ino == ino.0);
     assert!(of(&files[70]) && !of(&files[40]), "{told:?}");
+    assert_eq!(told.made, 0, "nothing is made anew");
     let others = files.iter().filter(|ino| of(ino)).count();
     assert!(others < 12, "{others} of 100 files were told of");
     let came = came(&rig).1 - before.1;
@@ -215,6 +221,44 @@ fn what_is_begun_twice_comes_to_the_same() {
         assert!(begun > 1 || delivered > 0, "it has begun");
         comes_in(&mut rig, 3);
     }
+}
+
+/// Something that is told cannot be done where it is: the node asks for all of it, and comes in by that.
+#[test]
+fn who_cannot_be_brought_there_is_sent_all_of_it() {
+    let (mut rig, mut hand, files) = parted(9, 40);
+    for ino in files.iter().step_by(3) {
+        hand.append_in(&mut rig, *ino, &write(*ino, 100, &[5; 6000]));
+    }
+    hand.sync(&mut rig);
+    rig.settle();
+    back(&mut rig, 3);
+    let pieces = rig.links.iter().position(|(to, _, _)| *to == TWO).expect("a link");
+    for _ in 0..1000 {
+        if rig.links[pieces].2.front().is_some_and(|(kind, _)| *kind == SNAPSHOT_ITEMS) {
+            break;
+        }
+        if !rig.deliver(pieces) {
+            rig.pass(1_000_000);
+            (0..rig.links.len())
+                .filter(|link| *link != pieces)
+                .for_each(|link| _ = rig.deliver(link));
+        }
+    }
+    let (kind, body) = rig.links[pieces].2.pop_front().expect("a piece");
+    let Ok((epoch, Message::SnapshotItems { seq, piece, id, last_inode, mut raw })) =
+        Message::decode(kind, &body)
+    else {
+        panic!("message {kind} is none of items");
+    };
+    // (No content can be taken from a directory.)
+    Part::Anew(InodeId::ROOT).encode(&mut raw);
+    let told = Message::SnapshotItems { seq, piece, id, last_inode, raw };
+    let (kind, body) = told.encode(epoch);
+    rig.links[pieces].2.push_front((kind, body.into()));
+    rig.deliver(pieces);
+    // (What is on its way is of no use any more; the head begins anew when nobody has taken it for a while.)
+    assert_eq!(comes_in(&mut rig, 3).made, files.len(), "all of it is made anew");
 }
 
 /// The service of the head was started again while the other was away.
