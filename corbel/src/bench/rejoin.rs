@@ -48,9 +48,10 @@ fn sync(world: &World) -> Result<()> {
     rustix::fs::syncfs(&dir).map_err(std::io::Error::from).context(path)
 }
 
-fn chain(world: &World, members: usize) -> Result<()> {
+/// A chain of so many members, as that node knows it: it takes time of the node to say so, every few milliseconds.
+fn chain(world: &World, node: u32, members: usize) -> Result<()> {
     wait_until(&format!("a chain of {members}"), Duration::from_secs(60), || {
-        let status = world.local.status(1).ok();
+        let status = world.local.status(node).ok();
         let whole = |s: &serde_json::Value| {
             s["chain"].as_array().is_some_and(|chain| chain.len() == members) && s["ready"] == true
         };
@@ -67,7 +68,7 @@ fn away(world: &World, files: usize, round: u64) -> Result<f64> {
     if let Some(serve) = world.local.process(AWAY, "serve") {
         serve.end(Duration::from_secs(10));
     }
-    chain(world, 2)?;
+    chain(world, 1, 2)?;
     let changed = files.div_ceil(CHANGED) * FILE;
     let times = (STREAM as usize * 3 / 2).div_ceil(changed) as u64;
     for again in 0..times {
@@ -84,7 +85,7 @@ fn away(world: &World, files: usize, round: u64) -> Result<f64> {
 fn back(world: &World) -> Result<f64> {
     let begun = Instant::now();
     world.local.start_node(AWAY)?;
-    chain(world, 3)?;
+    chain(world, AWAY, 3)?;
     Ok(begun.elapsed().as_secs_f64() * 1e3)
 }
 

@@ -37,7 +37,7 @@ use super::{Failure, Node};
 /// Bytes of items in one range, about.
 const RANGE: usize = 1024;
 /// Ranges in one message.
-pub(super) const RANGES_A_TURN: usize = 48;
+pub(super) const RANGES_A_TURN: usize = 16;
 
 /// Items from a key on, up to another; none: the last of all.
 type Range = (Key, Option<Key>);

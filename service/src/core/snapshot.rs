@@ -45,15 +45,17 @@ use super::reconcile::{RANGES_A_TURN, Reconciling};
 use super::{Effect, Failure, Node};
 
 /// Bytes of synthetic entries after which a turn ends.
-pub(super) const PIECE: usize = 64 * 1024;
+pub(super) const PIECE: usize = 32 * 1024;
 /// Bytes of one message, unless one entry is longer.
 const MESSAGE: usize = 512 * 1024;
 /// Bytes of file content in one entry.
-const CONTENT: usize = 64 * 1024;
+const CONTENT: usize = 32 * 1024;
 /// Blocks of which is looked in a turn whether they have changed.
 const LOOKED_A_TURN: u64 = 16 * 1024;
 /// Pieces on their way at once.
-const WINDOW: u32 = 16;
+const WINDOW: u32 = 32;
+/// After a piece, whoever waits for what is in the stream by then goes first, for so long at most.
+const GOES_FIRST: Nanos = 1_000_000;
 /// A joining node that asks again, and has not acknowledged anything for so long, lacks a piece.
 const LOST: Nanos = 1_000_000_000;
 /// After this time a head that is not fenced knows what became of a request to let a node into the chain: a
@@ -96,6 +98,8 @@ pub(super) struct Outgoing {
     heard: Nanos,
     /// What comes next is being mended; it is tried again then.
     pub(super) pause: Nanos,
+    /// The next piece comes when all members have the stream up to there, or at that moment.
+    yields: (StreamSeq, Nanos),
     pub(super) offers: Offers,
     /// Inodes in all, and those that are done, but for what the node lacks.
     inodes: u64,
@@ -135,6 +139,12 @@ impl Outgoing {
         goes_on && self.number < self.acked.saturating_add(WINDOW)
     }
 
+    /// When the next piece may be made, if it may; all members have the stream up to `acked`.
+    fn due(&self, acked: StreamSeq) -> Option<Nanos> {
+        let yields = if self.yields.0 > acked { self.yields.1 } else { 0 };
+        self.is_open().then_some(self.pause.max(yields))
+    }
+
     /// The items of a node that is brought to this state in place.
     pub(super) fn reconciling(&mut self) -> Option<&mut Reconciling> {
         self.dump.as_mut()?.reconciling.as_deref_mut()
@@ -162,6 +172,7 @@ impl Outgoing {
             acked: 0,
             heard: now,
             pause: 0,
+            yields: (StreamSeq(0), 0),
             offers,
             inodes,
             passed: 0,
@@ -865,8 +876,9 @@ impl Node {
 
     /// When the next piece is to be made that is put off.
     pub(super) fn snapshot_deadline(&self) -> Option<Nanos> {
+        let acked = self.member.all_acked;
         let going = self.part.head()?.snapshots.values();
-        going.filter(|s| s.is_open() && s.pause > self.env.now).map(|s| s.pause).min()
+        going.filter_map(|s| s.due(acked)).filter(|at| *at > self.env.now).min()
     }
 
     /// How far the nodes are that are sent a snapshot.
@@ -884,11 +896,17 @@ impl Node {
 
     /// Makes and sends the next piece of a snapshot; `true` when there was one.
     pub(super) fn snapshot_step(&mut self) -> Result<bool, Failure> {
-        let now = self.env.now;
+        let (now, acked) = (self.env.now, self.member.all_acked);
+        let enough = self.view.chain.len() >= self.view.least;
         let Some(head) = self.part.head_mut() else { return Ok(false) };
-        let open = |(n, s): (&NodeId, &Outgoing)| (s.is_open() && now >= s.pause).then_some(*n);
+        let open =
+            |(n, s): (&NodeId, &Outgoing)| s.due(acked).is_some_and(|at| now >= at).then_some(*n);
         let Some(node) = head.snapshots.iter().find_map(open) else { return Ok(false) };
-        let Some(going) = head.snapshots.remove(&node) else { return Ok(false) };
+        let Some(mut going) = head.snapshots.remove(&node) else { return Ok(false) };
+        if enough {
+            // (With fewer members nobody's wait ends before this node is in.)
+            going.yields = (self.ring.last(), now + GOES_FIRST);
+        }
         head.in_the_making = Some(going.start);
         let done = self.next_piece(node, going);
         if let Some(head) = self.part.head_mut() {
