@@ -170,6 +170,8 @@ pub struct Host {
     pub slow: bool,
     /// nicfs is stopped, without noticing.
     pub hung: bool,
+    /// It was told to end in order.
+    pub leaving: bool,
     /// Its connection to the coordinator ended meanwhile.
     pub dropped_unnoticed: bool,
     /// What has come for it meanwhile.
@@ -349,6 +351,7 @@ impl Host {
             slept: false,
             slow: false,
             hung: false,
+            leaving: false,
             dropped_unnoticed: false,
             held: Vec::new(),
             cut_off: false,
@@ -453,7 +456,7 @@ impl Host {
     /// nicfs is gone, without a word.
     pub fn stop(&mut self) {
         self.node = None;
-        self.hung = false;
+        (self.hung, self.leaving) = (false, false);
         self.connected = false;
         self.connection += 1;
         self.next_run = Nanos::MAX;

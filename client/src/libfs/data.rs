@@ -556,9 +556,12 @@ impl<H: Host> LibFsOn<H> {
         self.unkeep(open);
         // This error is for all up to there, also for what is judged only now.
         open.clean.store(session.mark(last), Ordering::Relaxed);
-        // What is cached here may show what never was: whoever looks next asks anew, if not we.
-        if self.settle(&open.inode).is_err() {
-            open.inode.state.write().lease = rpc::Granted::default();
+        // What is cached here may show what never was. The answer is not taken if another thread has done something to the inode
+        // meanwhile (replaced its name): whoever looks next asks anew.
+        let settled = self.settle(&open.inode).is_ok();
+        let mut state = open.inode.state.write();
+        if !settled || state.last.0 > last {
+            state.lease = rpc::Granted::default();
         }
         Err(errno)
     }

@@ -495,6 +495,7 @@ impl Node {
 
     /// Carries out what the lease table says.
     pub(super) fn act(&mut self, actions: Vec<Action>) -> Result<(), Failure> {
+        let mut denied = Vec::new();
         for action in actions {
             match action {
                 // The service gives back by itself.
@@ -506,17 +507,20 @@ impl Node {
                         && let Err(errno) = self.open_check(want.client, ino, flags)?
                     {
                         self.deny(ino, want, errno)?;
-                        // The table says that it has the lease; it may have had a lesser one before.
-                        let head = self.part.head_mut();
-                        if head.is_some_and(|head| head.leases.take_back(want.client, ino)) {
-                            self.recall_granted(want.client, ino);
-                        }
+                        denied.push((want.client, ino));
                         continue;
                     }
                     let until = self.changed_by_others(ino, want.client);
                     let Some(head) = self.part.head_mut() else { return Ok(()) };
                     head.held_grants.push(HeldGrant { ino, want, until, recall: false });
                 }
+            }
+        }
+        for (client, ino) in denied {
+            // The table says that it has the lease; it may have had a lesser one before. (Behind what other threads of it are granted here.)
+            let head = self.part.head_mut();
+            if head.is_some_and(|head| head.leases.take_back(client, ino)) {
+                self.recall_granted(client, ino);
             }
         }
         self.release_grants();

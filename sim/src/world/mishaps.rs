@@ -44,6 +44,7 @@ impl World<'_> {
             Fault::Planned(n) => {
                 let lasts = scripted.unwrap_or_else(|| fault.lasts(&mut self.random));
                 if self.hosts[n].node.is_some() && !self.hosts[n].hung {
+                    self.hosts[n].leaving = true;
                     self.deliver(n, Event::Closing)?;
                     let incarnation = self.hosts[n].incarnation;
                     let by = self.now + CLOSING;
@@ -139,7 +140,7 @@ impl World<'_> {
         Ok(())
     }
 
-    /// Another member has everything, whatever becomes of the node: it is there, and the coordinator has no
+    /// Another member has everything, whatever becomes of the node: it is there and stays, and the coordinator has no
     /// reason to put it out.
     pub(crate) fn may_lose(&self, fault: Fault) -> bool {
         let (Fault::RegionLost(n) | Fault::BitRot(n)) = fault else { return false };
@@ -148,7 +149,7 @@ impl World<'_> {
         others.any(|s| {
             let host = &self.hosts[s.node.0 as usize - 1];
             let there = host.node.is_some() && host.connected && !host.hung && !host.cut_off;
-            host.noted.is_some() && there && host.incarnation == s.incarnation
+            host.noted.is_some() && there && !host.leaving && host.incarnation == s.incarnation
         })
     }
 
