@@ -44,6 +44,9 @@ fn seeds_that_found_something() {
         8_912_577,
         9_305_651,
         9_403_704,
+        9_621_331,
+        9_624_295,
+        9_626_599,
         1_795_291_928_306,
     ];
     small.into_iter().chain(large).for_each(check);
