@@ -331,8 +331,16 @@ impl Node {
         let (seq, now) = (self.member.applied, self.env.now);
         let blocks = if claim.is_some() { self.env.config.limits.offer_blocks } else { 0 };
         let since = claim.filter(|_| blocks > 0).and_then(|claim| self.since(claim));
-        let offers = Offers::new(blocks, since, self.env.random.next_u64());
         log::info!("node {node} joins at stream position {seq}, with all snapshots");
+        match &since {
+            Some(since) => {
+                log::info!("node {node} has what was published up to {}", since.position);
+            }
+            None => log::info!(
+                "node {node}: all that it may have is compared, since when it was so is not known"
+            ),
+        }
+        let offers = Offers::new(blocks, since, self.env.random.next_u64());
         let inodes = self.volume.root().inodes;
         let Some(head) = self.part.head_mut() else { return Ok(()) };
         let process = head.joining.get(&node).copied().unwrap_or(0);
