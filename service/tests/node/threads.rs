@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -247,6 +247,52 @@ fn what_a_limit_bars_fills_no_directory() {
     assert_eq!(made.recv_timeout(NEVER), Ok(Err(Errno::DQUOT)));
     assert_eq!(removed.recv_timeout(NEVER), Ok(Ok(())), "there is nothing in it");
     a.join().and(b.join()).expect("both have ended");
+}
+
+/// A limit bars what one writes. While he is asking how the file is then, another thread gives its name to another file: the answer is older
+/// than that, and not taken. What was barred is not shown all the same. Seed 9624295.
+#[test]
+fn what_a_limit_bars_is_not_shown_whatever_is_done_to_the_file_meanwhile() {
+    let world = World::new(Rig::new(1, 51));
+    let process = Arc::new(world.attach(0, Limits::SHIPPED));
+    let (old, new) = (file(&process, b"old"), file(&process, b"new"));
+    process.write(old.1, 0, &[1; 100], false).expect("room");
+    let owner = SetAttr { uid: Some(7), ..SetAttr::default() };
+    process.setattr(&ME, old.0, &owner).expect("it is his");
+    process.fsync(old.1, false).expect("it is kept");
+    let limit = Amount { blocks: 2, inodes: 0 };
+    process.set_quota(&ME, AccountId::User(7), limit).expect("a limit");
+    // The writer stands where he waits for the service, which has said no already.
+    let (stands, goes_on) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
+    let (at, go, writer) = (Arc::clone(&stands), Arc::clone(&goes_on), Arc::new(OnceLock::new()));
+    let (is, from) = (Arc::clone(&writer), Arc::clone(&world));
+    world.look(move |access| {
+        let his = access == Access::Waits && is.get() == Some(&std::thread::current().id());
+        let refused = |rig: &mut Rig| rig.nodes[0].status().counters.refused > 0;
+        if his && from.with(refused) && !at.swap(true, Ordering::SeqCst) {
+            until("the other goes on", || go.load(Ordering::SeqCst));
+        }
+    });
+    let (written, a) = thread((&world, &process), move |process, _| {
+        let _ = writer.set(std::thread::current().id());
+        let written = process.write(old.1, 100, &[2; 8 * BLOCK], false);
+        written.and_then(|_| process.fsync(old.1, false))
+    });
+    until("it asks how the file is", || stands.load(Ordering::SeqCst));
+    let (renamed, b) = thread((&world, &process), move |process, _| {
+        let (parent, new_parent) = (ROOT, ROOT);
+        let over = Rename { parent, name: b"new", new_parent, new_name: b"old", flags: 0 };
+        process.rename(&ME, &over)
+    });
+    let over = renamed.recv_timeout(Duration::from_secs(5));
+    goes_on.store(true, Ordering::SeqCst);
+    assert_eq!(written.recv_timeout(NEVER), Ok(Err(Errno::DQUOT)));
+    assert_eq!(over, Ok(Ok(())), "it waits for nobody");
+    a.join().and(b.join()).expect("both have ended");
+    let mut bytes = vec![0; 4 * BLOCK];
+    assert_eq!(process.read(old.1, 0, &mut bytes), Ok(100), "what was barred is not there");
+    assert_eq!(process.fgetattr(old.1).map(|attr| (attr.size, attr.nlink)), Ok((100, 0)));
+    assert_eq!(process.lookup(&ME, ROOT, b"old").map(|attr| attr.ino), Ok(new.0));
 }
 
 /// A limit bars a file without a name: who asks for it is told, and has no file that is not there.
