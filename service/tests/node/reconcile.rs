@@ -255,7 +255,7 @@ fn who_cannot_be_brought_there_is_sent_all_of_it() {
     Part::Anew(InodeId::ROOT).encode(&mut raw);
     let told = Message::SnapshotItems { seq, piece, id, last_inode, raw };
     let (kind, body) = told.encode(epoch);
-    rig.links[pieces].2.push_front((kind, body.into()));
+    rig.links[pieces].2.push_front((kind, body));
     rig.deliver(pieces);
     // (What is on its way is of no use any more; the head begins anew when nobody has taken it for a while.)
     assert_eq!(comes_in(&mut rig, 3).made, files.len(), "all of it is made anew");
