@@ -366,6 +366,8 @@ impl Node {
         }
         let Some(head) = self.part.head_mut() else { return Ok(()) };
         head.ready = true;
+        // What came early, and from nobody who has what is between, is of a stream that this one does not go on with.
+        self.member.stash.clear();
         for client in head.known.keys().copied().collect::<Vec<_>>() {
             self.redeem_judged(client)?;
         }
