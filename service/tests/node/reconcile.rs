@@ -18,7 +18,7 @@ use storage::volume::reconcile::RangeEnd;
 use crate::offers::{back, came, change, interrupted_with, parted_with};
 use crate::rig::{Hand, Rig, config_with, create};
 use crate::scrub::{view, write};
-use crate::since::{sparse, until_in_seen};
+use crate::since::{sparse, until_in_seen, until_next};
 
 const BLOCK: usize = BLOCK_BYTES as usize;
 const TWO: NodeId = NodeId(2);
@@ -233,18 +233,7 @@ fn who_cannot_be_brought_there_is_sent_all_of_it() {
     hand.sync(&mut rig);
     rig.settle();
     back(&mut rig, 3);
-    let pieces = rig.links.iter().position(|(to, _, _)| *to == TWO).expect("a link");
-    for _ in 0..1000 {
-        if rig.links[pieces].2.front().is_some_and(|(kind, _)| *kind == SNAPSHOT_ITEMS) {
-            break;
-        }
-        if !rig.deliver(pieces) {
-            rig.pass(1_000_000);
-            (0..rig.links.len())
-                .filter(|link| *link != pieces)
-                .for_each(|link| _ = rig.deliver(link));
-        }
-    }
+    let pieces = until_next(&mut rig, SNAPSHOT_ITEMS);
     let (kind, body) = rig.links[pieces].2.pop_front().expect("a piece");
     let Ok((epoch, Message::SnapshotItems { seq, piece, id, last_inode, mut raw })) =
         Message::decode(kind, &body)

@@ -152,16 +152,12 @@ fn who_goes_again_at_once_keeps_what_it_has() {
     assert!(sent.get(&SAME).is_some_and(|n| *n > 2), "{sent:?}");
 }
 
-/// Nothing comes for a while, and the node asks again, in the middle of what it is sent: what it said first still holds.
-#[test]
-fn who_asks_again_in_the_middle_keeps_what_it_has() {
-    let (mut rig, _, _) = parted(6, 3, 300);
-    let before = came(&rig);
-    back(&mut rig, 5);
+/// Until a message of that kind is the next that comes to the second; on which link.
+pub fn until_next(rig: &mut Rig, wanted: u16) -> usize {
     let pieces = rig.links.iter().position(|(to, _, _)| *to == TWO).expect("a link");
     for _ in 0..1000 {
-        if rig.links[pieces].2.front().is_some_and(|(kind, _)| *kind == SAME) {
-            break;
+        if rig.links[pieces].2.front().is_some_and(|(kind, _)| *kind == wanted) {
+            return pieces;
         }
         if !rig.deliver(pieces) {
             rig.pass(1_000_000);
@@ -170,7 +166,16 @@ fn who_asks_again_in_the_middle_keeps_what_it_has() {
                 .for_each(|link| _ = rig.deliver(link));
         }
     }
-    assert!(!rig.links[pieces].2.is_empty(), "some of what has not changed is on its way");
+    panic!("no message {wanted} is on its way");
+}
+
+/// Nothing comes for a while, and the node asks again, in the middle of what it is sent: what it said first still holds.
+#[test]
+fn who_asks_again_in_the_middle_keeps_what_it_has() {
+    let (mut rig, _, _) = parted(6, 3, 300);
+    let before = came(&rig);
+    back(&mut rig, 5);
+    let pieces = until_next(&mut rig, SAME);
     rig.pass(600_000_000);
     for link in 0..rig.links.len() {
         while link != pieces && rig.deliver(link) {}
