@@ -28,6 +28,7 @@ use rustls::pki_types::pem::PemObject;
 use serde_json::{Value, json};
 
 use crate::cli::Global;
+use crate::clock::moment;
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::output::Output;
 
@@ -170,11 +171,6 @@ pub fn run(global: &Global, out: &Output, verb: &CertVerb) -> Result<()> {
 fn now() -> i64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     i64::try_from(now.as_secs()).unwrap_or(i64::MAX)
-}
-
-/// A moment for a certificate.
-fn moment(seconds: i64) -> time::OffsetDateTime {
-    time::OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(time::OffsetDateTime::UNIX_EPOCH)
 }
 
 fn wrong(what: &str) -> impl Fn(rcgen::Error) -> Failure + '_ {

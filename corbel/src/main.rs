@@ -4,6 +4,7 @@ mod ask;
 mod bench;
 mod cert;
 mod cli;
+mod clock;
 mod cluster;
 mod copy;
 mod crush;
@@ -11,6 +12,7 @@ mod demo;
 mod fsck;
 mod links;
 mod local;
+mod logging;
 mod metrics;
 mod mkfs;
 mod mount;
@@ -76,7 +78,7 @@ fn main() -> ExitCode {
     let out = Output { json };
     let mut streams = false;
     let result = cli::parse().and_then(|cli| {
-        env_logger::Builder::new().filter_level(cli.global.log_level).init();
+        logging::begin(cli.global.log_level);
         streams = matches!(&cli.verb, Verb::Send(args) if !args.dry_run);
         run(cli, &out)
     });

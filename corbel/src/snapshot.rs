@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use time::{Date, Month, OffsetDateTime, PrimitiveDateTime, Time};
 
 use crate::cli::Global;
+use crate::clock::rfc3339;
 use crate::copy::{self, Copier, Made, Wrong};
 use crate::failure::{Failure, Kind, Result};
 use crate::output::Output;
@@ -174,18 +175,6 @@ fn directory(volume: &Volume, path: &Path) -> Result<InodeId> {
 fn make(volume: &Volume, dir: InodeId, name: &[u8]) -> std::result::Result<(), Errno> {
     volume.fs.make_snapshot(&volume.caller(), dir, name)?;
     volume.fs.fsync_inode(&volume.caller(), InodeId::ROOT)
-}
-
-/// A moment, as RFC 3339 writes it.
-fn rfc3339(nanos: u64) -> String {
-    let at = moment(i64::try_from(nanos / 1_000_000_000).unwrap_or(i64::MAX));
-    let (month, day) = (u8::from(at.month()), at.day());
-    let (hour, minute, second) = (at.hour(), at.minute(), at.second());
-    format!("{:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z", at.year())
-}
-
-fn moment(seconds: i64) -> OffsetDateTime {
-    OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH)
 }
 
 /// The name that a policy gives to what it makes then.
