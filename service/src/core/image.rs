@@ -112,11 +112,14 @@ impl Image {
     /// Offers some of the content that is next, where that may be of use.
     fn offer(
         &mut self,
-        volume: &Volume,
+        volume: &mut Volume,
         offers: &Offers,
         (turn, out): (&mut Turn, &mut Vec<u8>),
     ) -> Result<(), Failure> {
         let Some((number, snapshot)) = self.states.front() else { return Ok(()) };
+        for (_, state) in [self.states.back(), self.states.front()].into_iter().flatten() {
+            volume.read_snapshot(state.slot);
+        }
         let Some((ino, run)) = self.blocks.pop_front() else { return Ok(()) };
         let within = ino.in_snapshot(snapshot.slot);
         let mut part = run.cut(run.file, run.file + offers.blocks.max(BLOCKS));
@@ -124,13 +127,20 @@ impl Image {
         if let (Some(since), Some(state)) = (&offers.since, volume.opened(snapshot.slot)) {
             let then = volume.snapshot_transaction(*number);
             let of_later = then.is_some_and(|then| self.behind.is_some_and(|at| then > at));
-            if of_later || planted(Bug::ImageBetween) {
-                let (same, count) = state.kept_since(ino, &part, since)?;
-                part = part.cut(part.file, part.file + count);
-                known = if same { Has::Last } else { Has::Maybe };
+            // What it shows may have changed before the state that the node has, which has the snapshot as well, if that is not of a later
+            // one; or, if it has not published it, what files have still.
+            let last = self.states.back().and_then(|(_, last)| volume.opened(last.slot));
+            let unpublished = then.is_some_and(|then| then > since.transaction);
+            let (kept_in, otherwise) = if of_later || planted(Bug::ImageBetween) {
+                (Some(state), Has::Maybe)
             } else {
-                // (What it shows may have changed before the state that the node has, which has it as well, if it is not of a later one.)
-                known = Has::Then;
+                (last.filter(|_| unpublished), Has::Then)
+            };
+            known = otherwise;
+            if let Some(kept_in) = kept_in {
+                let (same, count) = kept_in.kept_since(ino, &part, since)?;
+                part = part.cut(part.file, part.file + count);
+                known = if same { Has::Last } else { otherwise };
             }
         }
         let crcs =

@@ -367,15 +367,20 @@ pub fn change(
 
 /// nicfs of the second node dies, and its machine perhaps; it comes back with what is left.
 pub fn dies(rig: &mut Rig, random: &mut Random, limits: Limits) {
+    if random.chance(1, 2) {
+        rig.regions[1] = Arc::new(rig.regions[1].cut(random));
+    }
+    starts_again(rig, random, limits);
+}
+
+/// The process of the second ends, and there is another one.
+pub fn starts_again(rig: &mut Rig, random: &Random, limits: Limits) {
     for (to, from, queue) in &mut rig.links {
         if *to == TWO || *from == TWO {
             queue.clear();
         }
     }
     rig.pieces.retain(|(n, _)| *n != 1);
-    if random.chance(1, 2) {
-        rig.regions[1] = Arc::new(rig.regions[1].cut(random));
-    }
     let media = Arc::clone(&rig.regions[1]) as Arc<dyn Media>;
     let config = config_with(limits);
     rig.nodes[1] = Node::new(config(2), media, random.clone()).expect("a node");
