@@ -722,6 +722,8 @@ pub enum Bug {
     RestReleased = 487,
     /// What waited for a node that had everything, and begins anew, goes on waiting when it is not waited for.
     FollowerAwaited = 488,
+    /// Nothing is acknowledged without a node that joins, from when it begins to be sent what it has missed.
+    CatchUpAwaited = 489,
     /// What lies elsewhere than in the state of a node that comes back counts as what it has.
     SinceMoved = 498,
     /// So does what was written since.
@@ -2400,6 +2402,11 @@ impl Bug {
             Bug::FollowerAwaited,
             "follower-awaited",
             "who waits for a node that begins anew is not told that it is not waited for any more",
+        ),
+        (
+            Bug::CatchUpAwaited,
+            "catch-up-awaited",
+            "all waits for a node that joins while it is sent what it has missed of the stream",
         ),
         (
             Bug::SinceMoved,

@@ -13,6 +13,7 @@
 //! both are this node.
 
 mod agent;
+mod catch_up;
 pub mod client;
 mod closing;
 mod coalesce;

@@ -26,6 +26,8 @@ const STREAM: u64 = 64 << 20;
 const AWAY: u32 = 3;
 /// For so long is measured what a writer waits for without a node that joins.
 const BEFORE: Duration = Duration::from_secs(3);
+/// And for so long it goes on when the node is in.
+const AFTER: Duration = Duration::from_millis(200);
 
 fn path(world: &World, n: usize) -> String {
     world.file(1, &format!("d{}/f{n}", n / DIRECTORY))
@@ -89,14 +91,17 @@ fn back(world: &World) -> Result<f64> {
     Ok(begun.elapsed().as_secs_f64() * 1e3)
 }
 
-/// The time that one in a hundred acknowledgements took longer than, in milliseconds, between two moments.
-fn p99(writer: &Writer, from: u64, to: u64) -> f64 {
+/// The time that one in a hundred acknowledgements took longer than, in milliseconds, between two moments, and the longest.
+fn p99(writer: &Writer, from: u64, to: u64) -> (f64, f64) {
     let acks = writer.acks();
-    let ats: Vec<u64> = acks.iter().map(|a| a.at).filter(|at| (from..to).contains(at)).collect();
+    // (With the first after the end: what it waited for may have been in between.)
+    let end = acks.partition_point(|a| a.at < to);
+    let ats: Vec<u64> = acks.iter().take(end + 1).map(|a| a.at).filter(|at| *at >= from).collect();
     let mut waits: Vec<u64> = ats.windows(2).map(|two| two[1] - two[0]).collect();
     waits.sort_unstable();
     let at = (waits.len() * 99 / 100).min(waits.len().saturating_sub(1));
-    waits.get(at).map_or(f64::NAN, |wait| *wait as f64 / 1e6)
+    let millis = |wait: Option<&u64>| wait.map_or(f64::NAN, |wait| *wait as f64 / 1e6);
+    (millis(waits.get(at)), millis(waits.last()))
 }
 
 /// The bench.
@@ -138,9 +143,11 @@ pub fn rejoin(bench: &Bench<'_>) -> Result<Measured> {
     let started = monotonic();
     let beside_ms = back(&world)?;
     let ended = monotonic();
+    std::thread::sleep(AFTER);
     let errors = f64::from(u8::from(writer.has_ended()));
     writer.kill();
-    let (alone, beside) = (p99(&writer, begun, started), p99(&writer, started, ended));
+    let (alone, _) = p99(&writer, begun, started);
+    let (beside, stall) = p99(&writer, started, ended);
     // And in a volume with a snapshot, which the node has as well.
     let socket = world.local.config(1)?.node.socket;
     let fs = crate::mount::open_source(&socket.display().to_string())?;
@@ -160,6 +167,7 @@ pub fn rejoin(bench: &Bench<'_>) -> Result<Measured> {
         ("writer_p99_ratio", beside / alone),
         ("writer_p99_ms", beside),
         ("writer_alone_p99_ms", alone),
+        ("writer_stall_ms", stall),
         ("taken_over_mb", taken / 1e6),
         ("back_beside_writer_ms", beside_ms),
         ("snapshot_bytes_ratio", snapshot_sent / changed_beside),

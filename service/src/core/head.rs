@@ -107,7 +107,9 @@ pub(super) struct Head {
     /// Nothing more is taken from clients.
     pub paused: bool,
 
-    /// Nodes that join and have everything.
+    /// Nodes that join and are sent what they have missed of the stream.
+    pub catching_up: BTreeMap<NodeId, super::catch_up::CatchingUp>,
+    /// Nodes that join without which nothing is acknowledged any more.
     pub followers: BTreeSet<NodeId>,
     /// Which process of a joining node asked for what it is sent.
     pub joining: BTreeMap<NodeId, u64>,
@@ -157,6 +159,7 @@ impl Head {
             heard: BTreeMap::new(),
             unacked_bytes: 0,
             paused: false,
+            catching_up: BTreeMap::new(),
             followers: BTreeSet::new(),
             joining: BTreeMap::new(),
             snapshots: BTreeMap::new(),
@@ -177,12 +180,14 @@ impl Head {
         if !new_epoch {
             self.snapshots.retain(|n, _| view.syncing.contains(n));
             self.images_wanted.retain(|n, _| view.syncing.contains(n));
+            self.catching_up.retain(|n, _| view.syncing.contains(n));
             self.followers.retain(|n| view.syncing.contains(n));
             return;
         }
         // Pieces under way are refused as of an old epoch: who joins asks anew.
         self.snapshots.clear();
         self.images_wanted.clear();
+        self.catching_up.clear();
         self.followers.clear();
         self.joining.clear();
         self.promised.clear();

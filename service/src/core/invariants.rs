@@ -143,7 +143,17 @@ impl Head {
         for (node, seq) in &self.acked {
             always!(*seq <= ring.last(), "node {node} has acknowledged {seq} of {}", ring.last());
         }
-        for node in self.followers.iter().chain(self.snapshots.keys()) {
+        for (node, at) in &self.catching_up {
+            let right = at.acked <= at.sent && at.sent < ring.last();
+            always!(right, "node {node} catches up: {at:?} of {}", ring.last());
+            always!(
+                !self.snapshots.contains_key(node),
+                "node {node} catches up, and is sent a snapshot"
+            );
+        }
+        for node in
+            self.followers.iter().chain(self.snapshots.keys()).chain(self.catching_up.keys())
+        {
             always!(view.syncing.contains(node), "node {node} is being joined, and does not join");
         }
         for seq in self.held() {

@@ -270,7 +270,7 @@ impl Node {
     }
 
     /// Something has come.
-    fn note_joining(&mut self) {
+    pub(super) fn note_joining(&mut self) {
         if let Some(join) = self.part.join_mut() {
             (join.joining_at, join.joined_at) = (self.env.now, self.env.now);
         }

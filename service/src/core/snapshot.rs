@@ -1048,12 +1048,13 @@ impl Head {
         let sent = self.snapshots.values().map(|going| going.start).chain(self.in_the_making);
         let sent = sent.filter(|place| !place.behind).map(|place| place.seq);
         let follow = self.followers.iter().filter_map(|node| self.acked.get(node).copied());
-        sent.chain(follow)
+        sent.chain(follow).chain(self.catching_up.values().map(|at| at.acked))
     }
 
     /// There is no room in the ring: who is sent a snapshot, and need not be waited for, is left behind. `false`: nobody.
     pub(super) fn leave_behind(&mut self) -> bool {
         let mut left = false;
+        self.wait_for_catching_up();
         let making = self.in_the_making.as_mut().map(|place| (None, place));
         let places = self.snapshots.iter_mut().map(|(node, going)| (Some(*node), &mut going.start));
         for (node, place) in places.chain(making) {
@@ -1085,6 +1086,7 @@ impl Head {
         now: Option<Nanos>,
     ) -> bool {
         let before = self.joining.insert(from, incarnation);
+        self.catching_up.remove(&from);
         if before.is_some_and(|old| old != incarnation) {
             // What was promised for the process before it, the coordinator refuses to this one.
             self.promised.remove(&from);

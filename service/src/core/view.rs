@@ -295,14 +295,12 @@ impl Node {
             head.heard.insert(from, head.watched);
             let acked = head.acked.entry(from).or_default();
             *acked = (*acked).max(seq);
-            let complete = self.send_all(from, StreamSeq(seq.0 + 1))?;
-            if complete && self.view.syncing.contains(&from) {
-                // From here on it is sent every chunk and nothing is acknowledged without it, so
-                // that whatever is acknowledged when it enters the chain is there.
-                let Some(head) = self.part.head_mut() else { return Ok(()) };
-                head.followers.insert(from);
-                head.snapshots.remove(&from);
-            } else if self.view.syncing.contains(&from) {
+            let next = StreamSeq(seq.0 + 1);
+            if !self.view.syncing.contains(&from) {
+                self.send_all(from, next)?;
+            } else if seq == self.ring.last() || self.ring.get(next).is_some() {
+                self.catches_up(from, seq)?;
+            } else {
                 // It has a snapshot, and the stream has left it behind.
                 let Some(head) = self.part.head_mut() else { return Ok(()) };
                 let done = |going: &Outgoing| going.start.behind && going.start.seq == seq;

@@ -653,7 +653,7 @@ fn what_a_node_lacks_that_follows_is_kept() {
         rig.pass(1_000_000);
         while rig.deliver(asks) {}
     }
-    assert!(rig.links[pieces].2.len() > 64, "the rest of the stream is on its way");
+    assert!(rig.links[pieces].2.len() >= 32, "of the stream comes what may be on its way");
     rig.links[pieces].2.clear();
     hand.create(&mut rig, b"last", 0o100_644);
     rig.pass(10_000_000);

@@ -4,6 +4,7 @@
 mod acl;
 mod between;
 mod broken;
+mod catch_up;
 mod closed;
 mod closing;
 mod coalesce;

@@ -78,6 +78,10 @@ impl Node {
             }
         }
         self.want_dropped();
+        if self.ring.last() < all_acked {
+            // It is behind what others have, and is sent that.
+            self.note_joining();
+        }
         self.catch_up();
         self.member.all_acked = self.member.all_acked.max(all_acked.min(self.ring.kept_to()));
         if self.is_head() && !self.is_ready() {

@@ -616,7 +616,7 @@ impl Node {
         };
         let Some(head) = self.part.head_mut() else { return Ok(()) };
         let next = self.view.chain.get(1).copied();
-        let all = head.followers.iter().copied().chain(next);
+        let all = head.followed().chain(next);
         all.for_each(|node| self.env.send_chunk(node, body.clone()));
         head.unacked_bytes += u64::from(header.body_bytes);
         self.note_chunk(&header);

@@ -29,6 +29,7 @@ impl Node {
         let acked = head.acked.entry(from).or_default();
         *acked = (*acked).max(seq);
         head.heard.insert(from, head.watched);
+        self.caught_up_to(from, seq)?;
         self.advance_acks()
     }
 
@@ -152,18 +153,29 @@ impl Node {
     ) -> Result<bool, Failure> {
         let mut seq = from;
         while seq <= self.ring.last() && seq.0 - from.0 < self.env.config.limits.resend {
-            let Some(kept) = self.ring.get(seq).copied() else {
-                log::warn!("node {to} wants chunk {seq}, which is no longer kept");
+            if !self.send_kept(to, seq)? {
                 return Ok(false);
-            };
-            // Whoever gets it checks it.
-            let frame = Frame::filled(kept.header.body_bytes as usize, |to| {
-                self.ring.append_body(&kept, to)
-            })?;
-            let body = frame.into_chunk(&kept.header, self.view.epoch, self.member.all_acked);
-            self.env.send_chunk(to, body);
+            }
             seq.0 += 1;
         }
+        Ok(true)
+    }
+
+    /// Sends a chunk that the ring holds. Says whether it does.
+    pub(in crate::core) fn send_kept(
+        &mut self,
+        to: NodeId,
+        seq: StreamSeq,
+    ) -> Result<bool, Failure> {
+        let Some(kept) = self.ring.get(seq).copied() else {
+            log::warn!("node {to} wants chunk {seq}, which is no longer kept");
+            return Ok(false);
+        };
+        // Whoever gets it checks it.
+        let frame =
+            Frame::filled(kept.header.body_bytes as usize, |to| self.ring.append_body(&kept, to))?;
+        let body = frame.into_chunk(&kept.header, self.view.epoch, self.member.all_acked);
+        self.env.send_chunk(to, body);
         Ok(true)
     }
 
@@ -189,7 +201,10 @@ impl Node {
         let waited = self.env.now.saturating_sub(head.watched_at).min(WATCH_STEP);
         head.watched_at = self.env.now;
         head.watched += waited;
-        if self.member.all_acked >= self.ring.last() {
+        let last = self.ring.last();
+        // (Who is waited for may lack what was acknowledged before that.)
+        let lacks = |node: &NodeId| head.acked_by(*node) < last;
+        if self.member.all_acked >= last && !head.followers.iter().any(lacks) {
             head.acks_missing = 0;
             return;
         }
