@@ -77,6 +77,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (461..467, "service/tests/node/offers.rs"),
     (467..472, "storage/tests/snapshots.rs"),
     (487..489, "service/tests/node/joins.rs"),
+    (489..490, "service/tests/node/catch_up.rs"),
     (490..491, "storage/tests/snapshots.rs"),
     (491..492, "service/tests/node/snapshots.rs"),
     (492..493, "service/tests/node/threads.rs"),

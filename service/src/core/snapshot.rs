@@ -56,6 +56,9 @@ const LOOKED_A_TURN: u64 = 16 * 1024;
 const WINDOW: u32 = 32;
 /// After a piece, whoever waits for what is in the stream by then goes first, for so long at most.
 const GOES_FIRST: Nanos = 1_000_000;
+/// Where somebody has written since the piece before, the next begins so long after it at least: what a writer waits for is the
+/// processor, here and where the pieces go, which both are to have left over for it.
+const REST: Nanos = 150_000;
 /// A joining node that asks again, and has not acknowledged anything for so long, lacks a piece.
 const LOST: Nanos = 1_000_000_000;
 /// After this time a head that is not fenced knows what became of a request to let a node into the chain: a
@@ -100,6 +103,8 @@ pub(super) struct Outgoing {
     pub(super) pause: Nanos,
     /// The next piece comes when all members have the stream up to there, or at that moment.
     yields: (StreamSeq, Nanos),
+    /// And not before that moment, as somebody writes.
+    rests: Nanos,
     pub(super) offers: Offers,
     /// Inodes in all, and those that are done, but for what the node lacks.
     inodes: u64,
@@ -142,7 +147,7 @@ impl Outgoing {
     /// When the next piece may be made, if it may; all members have the stream up to `acked`.
     fn due(&self, acked: StreamSeq) -> Option<Nanos> {
         let yields = if self.yields.0 > acked { self.yields.1 } else { 0 };
-        self.is_open().then_some(self.pause.max(yields))
+        self.is_open().then_some(self.pause.max(yields).max(self.rests))
     }
 
     /// The items of a node that is brought to this state in place.
@@ -172,7 +177,8 @@ impl Outgoing {
             acked: 0,
             heard: now,
             pause: 0,
-            yields: (StreamSeq(0), 0),
+            yields: (start.seq, 0),
+            rests: 0,
             offers,
             inodes,
             passed: 0,
@@ -905,6 +911,8 @@ impl Node {
         let Some(mut going) = head.snapshots.remove(&node) else { return Ok(false) };
         if enough {
             // (With fewer members nobody's wait ends before this node is in.)
+            let writes = self.ring.last() > going.yields.0;
+            going.rests = if writes { now + REST } else { 0 };
             going.yields = (self.ring.last(), now + GOES_FIRST);
         }
         head.in_the_making = Some(going.start);

@@ -693,6 +693,46 @@ fn nobody_waits_for_who_begins_anew() {
     assert!(hand.word(control::REPLICATED) >= hand.seq);
 }
 
+/// Where a client writes all the time, the processor is left to it between two pieces of what a node is sent.
+#[test]
+fn pieces_lie_apart_where_somebody_writes() {
+    let mut rig = left_alone();
+    let mut hand = rig.attach(0, 0);
+    for n in 0..4000 {
+        hand.create(&mut rig, format!("file {n:05}").as_bytes(), 0o100_644);
+    }
+    let file = hand.create(&mut rig, b"written to", 0o100_644);
+    hand.sync(&mut rig);
+    rig.settle();
+    for n in [0, 1] {
+        view(&mut rig, n, 2, &[ONE], &[TWO]);
+    }
+    let (asks, pieces) = (link(&rig, ONE, TWO), link(&rig, TWO, ONE));
+    rig.pass(600_000_000);
+    while rig.deliver(asks) {}
+    let mut rounds = |rig: &mut Rig, writes: bool, nanos: u64| {
+        let before = rig.links[pieces].2.len();
+        for n in 0..10u8 {
+            if writes {
+                let op = Op::Write { ino: file, offset: 0, data: &[n; 100], clear_setid: false };
+                hand.append(&op);
+                hand.set(control::SYNC_REQUEST, hand.seq);
+                rig.event(0, Event::Doorbell(hand.client));
+                assert!(hand.word(control::REPLICATED) >= hand.seq, "it waits for nobody");
+            }
+            rig.now += nanos;
+            rig.work(0);
+        }
+        rig.links[pieces].2.len() - before
+    };
+    let made = [
+        rounds(&mut rig, true, 0),
+        rounds(&mut rig, true, 60_000),
+        rounds(&mut rig, false, 50_000),
+    ];
+    assert!(made[0] <= 1 && (3..=5).contains(&made[1]) && made[2] >= 10, "{made:?}");
+}
+
 /// A node that joins forgets in the middle of a snapshot that it has begun, by a word of the coordinator: the rest of it alone
 /// would be a volume with next to nothing in it.
 #[test]
