@@ -19,8 +19,12 @@ const FILES: u64 = 40;
 const BLOCK: usize = 4096;
 /// Every block of a file is written by a call of its own.
 const BLOCKS: usize = 8192;
+/// Turns of overwriting, of which the middle one counts.
+const TURNS: usize = 7;
 /// For so long is measured what a writer waits for, before and while a snapshot is removed.
 const WATCHED: Duration = Duration::from_secs(3);
+/// Snapshots removed meanwhile.
+const REMOVED: u8 = 8;
 
 fn bad(what: &str) -> impl FnOnce(Errno) -> Failure {
     move |errno| {
@@ -72,9 +76,9 @@ fn overwrite(fs: &dyn FileSystem, handle: Handle, bytes: usize, fill: u8) -> Res
     Ok(begun.elapsed().as_secs_f64())
 }
 
-fn middle(mut all: [f64; 3]) -> f64 {
+fn middle(mut all: [f64; TURNS]) -> f64 {
     all.sort_by(f64::total_cmp);
-    all[1]
+    all[TURNS / 2]
 }
 
 /// The longest time between two acknowledgements, in milliseconds.
@@ -107,9 +111,8 @@ pub fn snapshot(bench: &Bench<'_>) -> Result<Measured> {
     let filled_us = make(fs)?;
     rest(&world)?;
     // In turns: nothing that a snapshot has, what one has, and again what one has no more.
-    let (mut plain, mut first, mut later, mut parts) = ([0.0; 3], [0.0; 3], [0.0; 3], [0.0; 3]);
-    let mut plain_parts = [0.0; 3];
-    for turn in 0..3 {
+    let [mut plain, mut first, mut later, mut parts, mut plain_parts] = [[0.0; TURNS]; 5];
+    for turn in 0..TURNS {
         plain[turn] = overwrite(fs, handle, BLOCK, 2)?;
         rest(&world)?;
         plain_parts[turn] = overwrite(fs, handle, 512, 3)?;
@@ -134,7 +137,7 @@ pub fn snapshot(bench: &Bench<'_>) -> Result<Measured> {
         crate::signals::check()?;
     }
     // Snapshots each of which alone has every other block of a file, removed beside a program that writes and syncs.
-    for n in 0..8u8 {
+    for n in 0..REMOVED {
         let name = format!("removed-{n}").into_bytes();
         fs.make_snapshot(&Caller::ROOT, InodeId::ROOT, &name).map_err(bad("a snapshot"))?;
         for block in (0..BLOCKS).step_by(2) {
@@ -150,18 +153,28 @@ pub fn snapshot(bench: &Bench<'_>) -> Result<Measured> {
     writer.wait_acks(100, Duration::from_secs(20))?;
     let begun = monotonic();
     std::thread::sleep(WATCHED);
-    let (started, mut took) = (monotonic(), 0.0f64);
-    for n in 0..8u8 {
+    let (mut started, mut took) = (Vec::new(), 0.0f64);
+    for n in 0..REMOVED {
+        started.push(monotonic());
         let name = format!("removed-{n}").into_bytes();
         let one = Instant::now();
         fs.drop_snapshot(&Caller::ROOT, &name).map_err(bad("the end of a snapshot"))?;
         took = took.max(one.elapsed().as_secs_f64() * 1e3);
-        std::thread::sleep(WATCHED / 8);
+        std::thread::sleep(WATCHED / u32::from(REMOVED));
     }
-    let ended = monotonic();
+    started.push(monotonic());
     let errors = f64::from(u8::from(writer.has_ended()));
     writer.kill();
-    let (alone, beside) = (longest(&writer, begun, started), longest(&writer, started, ended));
+    // Of each removal the longest, and as many times without one.
+    let without: Vec<u64> = (0..=u64::from(REMOVED))
+        .map(|n| begun + (started[0] - begun) * n / u64::from(REMOVED))
+        .collect();
+    let stalls = |at: &[u64]| {
+        let mut all: Vec<f64> = at.windows(2).map(|at| longest(&writer, at[0], at[1])).collect();
+        all.sort_by(f64::total_cmp);
+        (all[all.len() / 2], all[all.len() - 1])
+    };
+    let ((alone_middle, alone), (beside_middle, beside)) = (stalls(&without), stalls(&started));
     Ok(vec![
         ("create_us", filled_us),
         ("create_empty_us", empty_us),
@@ -170,6 +183,8 @@ pub fn snapshot(bench: &Bench<'_>) -> Result<Measured> {
         ("part_cost", middle(parts) / middle(plain_parts)),
         ("delete_stall_ms", beside),
         ("stall_without_ms", alone),
+        ("delete_stall_middle_ms", beside_middle),
+        ("stall_without_middle_ms", alone_middle),
         ("delete_ms", took),
         ("errors", errors),
     ])
