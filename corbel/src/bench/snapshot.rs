@@ -111,7 +111,8 @@ pub fn snapshot(bench: &Bench<'_>) -> Result<Measured> {
     let filled_us = make(fs)?;
     rest(&world)?;
     // In turns: nothing that a snapshot has, what one has, and again what one has no more.
-    let [mut plain, mut first, mut later, mut parts, mut plain_parts] = [[0.0; TURNS]; 5];
+    let [mut plain, mut first, mut later, mut still, mut parts, mut plain_parts] =
+        [[0.0; TURNS]; 6];
     for turn in 0..TURNS {
         plain[turn] = overwrite(fs, handle, BLOCK, 2)?;
         rest(&world)?;
@@ -125,7 +126,10 @@ pub fn snapshot(bench: &Bench<'_>) -> Result<Measured> {
         make(&name)?;
         first[turn] = overwrite(fs, handle, BLOCK, 4)?;
         rest(&world)?;
+        // (The second time something is written to new blocks, whatever they are of, it costs more than the third.)
         later[turn] = overwrite(fs, handle, BLOCK, 5)?;
+        rest(&world)?;
+        still[turn] = overwrite(fs, handle, BLOCK, 5)?;
         rest(&world)?;
         make(&again)?;
         parts[turn] = overwrite(fs, handle, 512, 6)?;
@@ -180,6 +184,7 @@ pub fn snapshot(bench: &Bench<'_>) -> Result<Measured> {
         ("create_empty_us", empty_us),
         ("write_cost", middle(first) / middle(plain)),
         ("later_cost", middle(later) / middle(plain)),
+        ("later_still_cost", middle(still) / middle(plain)),
         ("part_cost", middle(parts) / middle(plain_parts)),
         ("delete_stall_ms", beside),
         ("stall_without_ms", alone),
