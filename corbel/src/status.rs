@@ -104,7 +104,10 @@ pub fn line(said: &Value) -> String {
     let waits = if said["too_few_replicas"] == true { ", fsync WAITS" } else { "" };
     let (level, newest) = (said["level"].as_u64(), said["newest_level"].as_u64());
     let older = if level < newest { ", waits for older nodes to be updated" } else { "" };
-    let joins: String = said["joins"].as_array().into_iter().flatten().map(join_line).collect();
+    let each = |key: &str, line: fn(&Value) -> String| -> String {
+        said[key].as_array().into_iter().flatten().map(line).collect()
+    };
+    let joins = each("joins", join_line) + &each("catching_up", catch_up_line);
     format!(
         "{}, epoch {}, chain {}, stream {}, published {}, {clients} clients{waits}{older}{joins}",
         word("role"),
@@ -123,6 +126,11 @@ fn join_line(join: &Value) -> String {
     let pace = sent as f64 / seconds / f64::from(1 << 20);
     let node = number("node");
     format!(", fills node {node}: {done} of {all} files, {} MiB sent, {pace:.1} MiB/s", sent >> 20)
+}
+
+fn catch_up_line(node: &Value) -> String {
+    let number = |key: &str| node[key].as_u64().unwrap_or(0);
+    format!(", node {} catches up: {} chunks to come", number("node"), number("chunks_missing"))
 }
 
 /// A process that uses the volume.
@@ -223,6 +231,9 @@ mod tests {
             text.ends_with("clients, fills node 3: 5 of 20 files, 6 MiB sent, 3.0 MiB/s"),
             "{text}"
         );
+        fills["catching_up"] = json!([{"node": 4, "chunks_missing": 120}]);
+        let text = line(&fills);
+        assert!(text.ends_with(" MiB/s, node 4 catches up: 120 chunks to come"), "{text}");
         assert_eq!(line(&Value::Null), "does not answer");
         assert!(line(&json!([])).contains('?'), "a strange answer is no panic");
     }

@@ -997,6 +997,7 @@ impl Node {
             snapshots: self.volume.snapshot_count() as u64,
             snapshot_blocks: self.volume.snapshot_blocks(),
             joins: self.join_status(),
+            catching_up: self.part.head().map_or(Vec::new(), |head| head.lacked(self.ring.last())),
             requests: self.agent.requests.len(),
             recalls: self.agent.recalls.len(),
             counters: self.env.counters,
@@ -1052,6 +1053,8 @@ pub struct NodeStatus {
     pub unplaced: u64,
     /// Nodes that are sent a snapshot.
     pub joins: Vec<snapshot::JoinStatus>,
+    /// Nodes that have that, and how many chunks of the stream each has yet to acknowledge.
+    pub catching_up: Vec<(NodeId, u64)>,
     pub scrub: scrub::ScrubStatus,
     /// Snapshots, and blocks that only they have.
     pub snapshots: u64,

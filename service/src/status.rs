@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use base::Level;
+use base::{Level, NodeId};
 use cluster::transport::Counters;
 use serde_json::{Value, json};
 
@@ -216,6 +216,8 @@ pub fn json(status: &NodeStatus, net: &Counters, mut own: Own) -> String {
         json!({"node": j.node.0, "inodes": j.inodes, "inodes_done": j.passed, "sent_bytes": j.sent, "seconds": seconds})
     };
     object["joins"] = status.joins.iter().map(join).collect::<Vec<_>>().into();
+    let lacks = |(node, chunks): &(NodeId, u64)| json!({"node": node.0, "chunks_missing": chunks});
+    object["catching_up"] = status.catching_up.iter().map(lacks).collect::<Vec<_>>().into();
     object["unplaced"] = status.unplaced.into();
     object["min_replicas"] = status.min_replicas.into();
     object["level"] = status.level.0.into();

@@ -35,6 +35,7 @@ impl Node {
         let lacked = goal.0.saturating_sub(acked.0);
         let Some(head) = self.part.head_mut() else { return Ok(()) };
         head.snapshots.remove(&node);
+        head.images_wanted.remove(&node);
         head.catching_up.insert(node, CatchingUp { acked, sent: acked, goal, lacked });
         if planted(Bug::CatchUpAwaited) {
             head.followers.insert(node);
@@ -50,6 +51,10 @@ impl Node {
             return Ok(());
         };
         at.acked = seq;
+        if head.followers.contains(&node) {
+            // It is waited for, and comes nearer, though not to what others have.
+            head.acks_missing = 0;
+        }
         at.sent = at.sent.max(seq);
         if seq >= at.goal {
             let lacks = last.0.saturating_sub(seq.0);
@@ -109,6 +114,12 @@ impl Head {
     /// Who is sent every chunk as it is made, beside the chain.
     pub(super) fn followed(&self) -> impl Iterator<Item = NodeId> {
         self.followers.iter().filter(|node| !self.catching_up.contains_key(node)).copied()
+    }
+
+    /// How many chunks each lacks that catches up with a stream that ends there.
+    pub(super) fn lacked(&self, last: StreamSeq) -> Vec<(NodeId, u64)> {
+        let of = |(node, at): (&NodeId, &CatchingUp)| (*node, last.0.saturating_sub(at.acked.0));
+        self.catching_up.iter().map(of).collect()
     }
 
     /// There is no room in the ring for what nodes lack that catch up: from now on they are waited for.

@@ -10,6 +10,7 @@ use crate::rig::{Hand, Rig, config_with};
 
 const ONE: NodeId = NodeId(1);
 const TWO: NodeId = NodeId(2);
+const THREE: NodeId = NodeId(3);
 /// Chunks that are on their way at a time.
 const WINDOW: u64 = 16;
 
@@ -22,21 +23,28 @@ struct Joining {
 
 impl Joining {
     fn new(seed: u64) -> Self {
+        Self::beside(seed, &[ONE])
+    }
+
+    /// The same with that chain, which is of some of three nodes.
+    fn beside(seed: u64, chain: &[NodeId]) -> Self {
         let limits = Limits { returns: 0, in_place: false, resend: 2 * WINDOW, ..Limits::SHIPPED };
-        let mut rig = Rig::with(2, seed, config_with(limits));
+        let mut rig = Rig::with(3, seed, config_with(limits));
         let mut hand = rig.attach(0, 0);
         let file = hand.create(&mut rig, b"file", 0o100_644);
         hand.sync(&mut rig);
         rig.settle();
-        for n in 0..2 {
-            view(&mut rig, n, 2, &[ONE], &[]);
-        }
-        rig.settle();
-        for n in 0..2 {
-            view(&mut rig, n, 2, &[ONE], &[TWO]);
+        for syncing in [&[][..], &[TWO]] {
+            for n in 0..3 {
+                view(&mut rig, n, 2, chain, syncing);
+            }
+            if syncing.is_empty() {
+                rig.settle();
+            }
         }
         let mut joining = Self { rig, hand, file };
         for _ in 0..20 {
+            joining.members();
             joining.deliver_to(ONE);
             joining.rig.pass(1_000_000);
         }
@@ -50,8 +58,20 @@ impl Joining {
         while self.rig.deliver(link) {}
     }
 
+    /// The link to one of the two from the other.
     fn link(&self, to: NodeId) -> usize {
-        self.rig.links.iter().position(|(t, ..)| *t == to).expect("a link")
+        let ends = |(t, f, _): &(NodeId, NodeId, _)| *t == to && [ONE, TWO].contains(f);
+        self.rig.links.iter().position(ends).expect("a link")
+    }
+
+    /// Delivers all that members send each other.
+    fn members(&mut self) {
+        for _ in 0..4 {
+            for link in 0..self.rig.links.len() {
+                let (to, from) = (self.rig.links[link].0, self.rig.links[link].1);
+                while to != TWO && from != TWO && self.rig.deliver(link) {}
+            }
+        }
     }
 
     /// Writes a block and asks for an fsync; whether it is acknowledged before a message is delivered.
@@ -62,6 +82,7 @@ impl Joining {
         self.hand.set(control::SYNC_REQUEST, self.hand.seq);
         self.rig.event(0, Event::Doorbell(self.hand.client));
         self.rig.work(0);
+        self.members();
         self.is_acknowledged()
     }
 
@@ -95,7 +116,7 @@ impl Joining {
         }
         assert!(self.is_in(), "{:?}", self.rig.caught_up);
         assert_eq!(self.rig.nodes[0].counters().snapshots, snapshots);
-        for n in 0..2 {
+        for n in 0..3 {
             view(&mut self.rig, n, 3, &[ONE, TWO], &[]);
         }
         self.hand.sync(&mut self.rig);
@@ -120,7 +141,11 @@ fn nobody_waits_for_what_a_node_has_missed() {
         assert!(joining.writes(), "write {n} while it is sent the state");
     }
     let (mut met, mut written) = (0, 0);
+    let mut said = 0;
     for n in 0..2000 {
+        if let [(TWO, lacks)] = joining.rig.nodes[0].status().catching_up[..] {
+            said = said.max(lacks);
+        }
         if n % 10 == 0 {
             let (lacks, at_once) = (joining.lacks(), joining.writes());
             assert!(at_once || lacks <= WINDOW, "write {n} waits for one that lacks {lacks}");
@@ -135,6 +160,8 @@ fn nobody_waits_for_what_a_node_has_missed() {
         }
     }
     assert!(met > 20 && joining.lacks() == 0, "{met} of {written} writes met it");
+    assert!((300..400).contains(&said), "status says that {said} are missing");
+    assert_eq!(joining.rig.nodes[0].status().catching_up, []);
     joining.ends(1);
 }
 
@@ -162,7 +189,7 @@ fn who_writes_as_fast_as_a_node_catches_up_waits_for_it() {
 /// A client that fills the ring: what a node lacks stays there, and the client waits for it.
 #[test]
 fn what_a_node_has_missed_stays_in_the_ring() {
-    let mut joining = Joining::new(3);
+    let mut joining = Joining::beside(3, &[ONE, THREE]);
     let long = vec![7; 1 << 20];
     let write = |joining: &mut Joining| {
         let op = Op::Write { ino: joining.file, offset: 0, data: &long, clear_setid: false };
@@ -171,6 +198,7 @@ fn what_a_node_has_missed_stays_in_the_ring() {
         joining.rig.event(0, Event::Doorbell(joining.hand.client));
         for _ in 0..20 {
             joining.rig.pass(1_000_000);
+            joining.members();
         }
         joining.is_acknowledged()
     };
@@ -187,10 +215,34 @@ fn what_a_node_has_missed_stays_in_the_ring() {
     assert!(joining.rig.suspected.is_empty());
     for _ in 0..100 {
         joining.rig.pass(100_000_000);
+        joining.members();
     }
-    assert!(joining.rig.suspected.contains(&TWO));
+    let suspected = &joining.rig.suspected;
+    assert!(!suspected.is_empty() && suspected.iter().all(|n| *n == TWO), "{suspected:?}");
     // (It has heard nothing for so long that it begins anew.)
     joining.ends(2);
+}
+
+/// It has not said for a while that it has what came last: nobody writes, so nobody waits, and least of all is a member suspected.
+#[test]
+fn nobody_is_suspected_where_nobody_waits() {
+    let mut joining = Joining::beside(5, &[ONE, THREE]);
+    for _ in 0..40 {
+        assert!(joining.writes());
+    }
+    while joining.rig.nodes[0].status().catching_up.is_empty() {
+        joining.step();
+    }
+    while !joining.rig.nodes[0].status().catching_up.is_empty() {
+        joining.step();
+    }
+    assert!(joining.lacks() > 0, "the rest is on its way");
+    for _ in 0..20 {
+        joining.rig.pass(100_000_000);
+        joining.members();
+    }
+    assert_eq!(joining.rig.suspected, []);
+    joining.ends(1);
 }
 
 /// What was on its way is lost with the link.

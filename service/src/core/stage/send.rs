@@ -202,8 +202,8 @@ impl Node {
         head.watched_at = self.env.now;
         head.watched += waited;
         let last = self.ring.last();
-        // (Who is waited for may lack what was acknowledged before that.)
-        let lacks = |node: &NodeId| head.acked_by(*node) < last;
+        // (Who is waited for as it is may lack what was acknowledged before that.)
+        let lacks = |node: &NodeId| head.catching_up.contains_key(node);
         if self.member.all_acked >= last && !head.followers.iter().any(lacks) {
             head.acks_missing = 0;
             return;
@@ -215,7 +215,10 @@ impl Node {
                 let heard = head.heard.get(node).copied().unwrap_or(0);
                 head.watched.saturating_sub(heard) > SUSPECT_AFTER
             };
-            let behind = |n: &&NodeId| **n != me && head.acked_by(**n) <= self.member.all_acked;
+            let behind = |n: &&NodeId| {
+                let acked = head.acked_by(**n);
+                **n != me && acked <= self.member.all_acked && acked < last
+            };
             let mut late = self.view.chain.iter().chain(&head.followers).filter(behind).peekable();
             // Nobody of them is behind who waits for more members, or for its own ring.
             let nobody = late.peek().is_none();
