@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use base::{Errno, InodeId};
 use client::fs::{Caller, FileSystem, Handle, O_RDWR};
 
-use super::failover::{Writer, monotonic};
+use super::failover::{Ack, Writer, monotonic};
 use super::world::World;
 use super::{Bench, Measured};
 use crate::failure::{Failure, Result};
@@ -81,11 +81,10 @@ fn middle(mut all: [f64; TURNS]) -> f64 {
     all[TURNS / 2]
 }
 
-/// The longest time between two acknowledgements, in milliseconds.
-fn longest(writer: &Writer, from: u64, to: u64) -> f64 {
-    let acks = writer.acks();
-    let ats: Vec<u64> = acks.iter().map(|a| a.at).filter(|at| (from..to).contains(at)).collect();
-    ats.windows(2).map(|two| two[1] - two[0]).max().map_or(f64::NAN, |wait| wait as f64 / 1e6)
+/// The longest wait for an acknowledgement that came between two moments, in milliseconds; 0: none came.
+fn longest(acks: &[Ack], from: u64, to: u64) -> f64 {
+    let came = acks.windows(2).filter(|two| (from..to).contains(&two[1].at));
+    came.map(|two| two[1].at - two[0].at).max().unwrap_or(0) as f64 / 1e6
 }
 
 /// The bench.
@@ -166,15 +165,18 @@ pub fn snapshot(bench: &Bench<'_>) -> Result<Measured> {
         took = took.max(one.elapsed().as_secs_f64() * 1e3);
         std::thread::sleep(WATCHED / u32::from(REMOVED));
     }
+    // (What waits still has its end.)
+    writer.wait_acks(writer.acks().len() + 1, Duration::from_secs(20))?;
     started.push(monotonic());
     let errors = f64::from(u8::from(writer.has_ended()));
     writer.kill();
-    // Of each removal the longest, and as many times without one.
+    // Of each removal the longest, and as many times without one. (A wait counts where it ends.)
+    let acks = writer.acks();
     let without: Vec<u64> = (0..=u64::from(REMOVED))
         .map(|n| begun + (started[0] - begun) * n / u64::from(REMOVED))
         .collect();
     let stalls = |at: &[u64]| {
-        let mut all: Vec<f64> = at.windows(2).map(|at| longest(&writer, at[0], at[1])).collect();
+        let mut all: Vec<f64> = at.windows(2).map(|at| longest(&acks, at[0], at[1])).collect();
         all.sort_by(f64::total_cmp);
         (all[all.len() / 2], all[all.len() - 1])
     };
