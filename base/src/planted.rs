@@ -752,6 +752,8 @@ pub enum Bug {
     ReconcileStale = 510,
     /// What is put down of publications is believed though it is of what the volume was before.
     StrangeHistory = 511,
+    /// Leases that a client needs together are taken back one while it waits for the other.
+    TogetherApart = 512,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2477,6 +2479,11 @@ impl Bug {
             Bug::StrangeHistory,
             "strange-history",
             "a node takes publications of a volume that was there before for its own",
+        ),
+        (
+            Bug::TogetherApart,
+            "together-apart",
+            "clients that each need several leases take them from each other for ever",
         ),
         (
             Bug::LevelIgnored,

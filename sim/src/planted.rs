@@ -94,6 +94,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (498..501, "service/tests/node/since.rs"),
     (508..511, "service/tests/node/reconcile.rs"),
     (511..512, "service/src/core/history.rs"),
+    (512..513, "service/tests/node/grants.rs"),
     (501..502, "service/tests/node/joins.rs"),
 ];
 /// Variants of threads that share a file.

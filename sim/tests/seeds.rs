@@ -47,6 +47,7 @@ fn seeds_that_found_something() {
         9_621_331,
         9_624_295,
         9_626_599,
+        9_680_757,
         1_795_291_928_306,
     ];
     small.into_iter().chain(large).for_each(check);

@@ -866,21 +866,14 @@ impl<H: Host> LibFsOn<H> {
         }
         let across = old.ino != new.ino;
         let other_dir = replaced.is_some_and(|(_, k)| k == S_IFDIR);
-        let root = self.inode(InodeId::ROOT);
         let moved = self.inode(ino);
         let victim = replaced.map(|(i, _)| self.inode(i));
         let mut all = alloc::vec![old, new, &moved];
         all.extend(victim.as_ref());
         let moves_dir = across && (kind == S_IFDIR || other_dir);
-        if moves_dir {
-            // Directories change parents only under a write lease on the root: two such renames at
-            // once could otherwise close a cycle that neither of them sees.
-            all.push(&root);
-        }
         let mut locked = Locked::new(&all);
         for dir in [old, new] {
-            // What moves to another directory moves alone: who looks whether it would lie below itself needs all to stand still.
-            let joint = if moves_dir { 0 } else { by.flags() };
+            let joint = if turn.strict { 0 } else { by.flags() };
             self.hold(turn, dir.ino, locked.get(dir.ino), LeaseMode::Write, joint)?;
         }
         let joint = [old, new].map(|dir| locked.get(dir.ino).is_joint());
@@ -920,6 +913,12 @@ impl<H: Host> LibFsOn<H> {
             }
             match below {
                 Below::No => {}
+                Below::Yes if joint.contains(&true) => {
+                    // If the names lead there still.
+                    turn.strict = true;
+                    return Err(Stop::Wait(Wait::Again));
+                }
+                Below::Yes if !turn.has_grounds() => return Err(Stop::Wait(Wait::Again)),
                 Below::Yes => return Err(refusal.into()),
                 // Its holder may wait for what is locked here.
                 Below::Busy(inode) => return Err(Stop::Wait(Wait::Locked(inode))),
@@ -1043,8 +1042,9 @@ impl<H: Host> LibFsOn<H> {
         Ok(Renamed { moved: ino, kind, replaced: replaced.map(|(other, _)| other) })
     }
 
-    /// Whether `dir` is `top` or lies below it. Holding the root's write lease keeps every parent
-    /// pointer still.
+    /// Whether `dir` is `top` or lies below it: of all on the way up there is a lease, and what is found counts for as long as they
+    /// hold ([`Turn::has_grounds`]). A directory changes its parent under its own write lease. So of two renames that together would close
+    /// a cycle, and neither of them alone, one takes from the other what that goes by.
     fn is_below(
         &self,
         turn: &mut Turn<H>,
@@ -1059,10 +1059,11 @@ impl<H: Host> LibFsOn<H> {
             if at == top {
                 return Ok(Below::Yes);
             }
-            if at == InodeId::ROOT || at == InodeId::NONE {
+            if at == InodeId::NONE {
                 return Ok(Below::No);
             }
-            at = if held.contains(&at) {
+            let parent = if held.contains(&at) {
+                // (It is changed, and so its lease is looked at with the others.)
                 locked.guards[locked.position(at)].1.record.parent
             } else {
                 let inode = self.inode(at);
@@ -1071,8 +1072,14 @@ impl<H: Host> LibFsOn<H> {
                     return Ok(Below::Busy(inode));
                 };
                 self.hold(turn, at, &mut state, LeaseMode::Read, 0)?;
+                turn.counts_on(&state);
                 state.record.parent
             };
+            // (Of the root as well: earlier versions do this under its write lease.)
+            if at == InodeId::ROOT {
+                return Ok(Below::No);
+            }
+            at = parent;
         }
         Err(Errno::LOOP.into())
     }

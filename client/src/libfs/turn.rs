@@ -162,6 +162,13 @@ pub(crate) struct Turn<H: Host> {
     pub(crate) alone: Option<WriteGuard<'static, (), H>>,
     /// What this attempt appended counts only if it is taken.
     pub(crate) joint: Option<Joint>,
+    /// Leases that it has asked for, by the number of the inode, each with the flags of `rpc`.
+    asked: Vec<(InodeId, LeaseMode, u8)>,
+    /// How often, and in how many rounds for all of them.
+    asks: u32,
+    rounds: u32,
+    /// It is about to fail for what names lead to: nobody else may change them while that is looked at.
+    pub(crate) strict: bool,
 }
 
 /// An entry that was appended while the session was ended.
@@ -172,6 +179,10 @@ struct Doubt {
     before: Vec<(InodeId, Sequence)>,
 }
 
+/// So many leases that a call had are taken back before it asks for all together.
+const LOST_MAX: usize = 2;
+/// Rounds in which it does, before it looks anew what it needs.
+const ROUNDS: u32 = 4;
 /// Names of one call, at most: a rename has two.
 const FOUND_MAX: usize = 4;
 
@@ -196,6 +207,10 @@ impl<H: Host> Turn<H> {
             needed,
             alone: None,
             joint: None,
+            asked: Vec::new(),
+            asks: 0,
+            rounds: 0,
+            strict: false,
         }
     }
 
@@ -267,6 +282,25 @@ impl<H: Host> Turn<H> {
         let found = self.found.iter().find(|f| f.dir == dir && f.name == name)?;
         let same = found.lease == Some(state.lease) && found.last == state.last;
         (same || planted(Bug::NameOfBefore)).then_some(found.known)
+    }
+
+    /// Notes a lease that the attempt lacks.
+    fn note_asked(&mut self, ino: InodeId, mode: LeaseMode, flags: u8) {
+        self.asks += 1;
+        match self.asked.binary_search_by_key(&ino, |(known, ..)| *known) {
+            Ok(at) => {
+                let (_, known, all) = &mut self.asked[at];
+                // Joint use will do only if it always will.
+                let joint = *all & flags & rpc::WANT_JOINT;
+                (*known, *all) = ((*known).max(mode), (*all | flags) & !rpc::WANT_JOINT | joint);
+            }
+            Err(at) => self.asked.insert(at, (ino, mode, flags)),
+        }
+    }
+
+    /// Whether leases that it had were taken back again and again while it waited for others.
+    fn loses_them(&self) -> bool {
+        self.asks as usize > self.asked.len() + LOST_MAX
     }
 
     fn need(&mut self, inode: &Arc<Inode<H>>) {
@@ -385,7 +419,14 @@ impl<H: Host> LibFsOn<H> {
             // restarted, or hangs. If it ends altogether the next round attaches anew.
             Wait::Again if session.segment.in_time() => Ok(()),
             Wait::Again => session.segment.wait_in_time(),
-            Wait::Lease { ino, mode, flags } => self.fetch_inode(turn, ino, mode, flags, false),
+            Wait::Lease { ino, mode, flags } => {
+                turn.note_asked(ino, mode, flags);
+                if turn.loses_them() && !planted(Bug::TogetherApart) {
+                    self.fetch_together(turn)
+                } else {
+                    self.fetch_inode(turn, ino, mode, flags, false)
+                }
+            }
             Wait::Renewal { ino } => self.fetch_inode(turn, ino, LeaseMode::Read, 0, true),
             Wait::Name { dir, name, mode } => self.fetch_name(turn, dir, name, mode),
             Wait::Extents { ino, from } => self.fetch_extents(session, ino, from),
@@ -446,6 +487,26 @@ impl<H: Host> LibFsOn<H> {
                 _ => return Ok(whole),
             }
         }
+    }
+
+    /// Asks for all leases that the call has asked for before, in the order of their numbers: others who need some of them as well take
+    /// none of them back meanwhile. (One after the other as they are missed each would be taken back while the next is waited for.)
+    fn fetch_together(&self, turn: &mut Turn<H>) -> Result<()> {
+        let asked = turn.asked.clone();
+        turn.rounds += 1;
+        if turn.rounds >= ROUNDS {
+            // Names lead elsewhere by now, perhaps.
+            turn.asked.clear();
+            (turn.asks, turn.rounds) = (0, 0);
+        }
+        for (ino, mode, flags) in asked {
+            self.fetch_inode(turn, ino, mode, flags | rpc::WANT_TOGETHER, false)?;
+            if turn.failed.is_some_and(|(failed, _)| failed == ino) {
+                turn.asked.retain(|(known, ..)| *known != ino);
+                return Ok(());
+            }
+        }
+        Ok(())
     }
 
     /// Asks about an inode. One thread at a time: the others find what it has got.

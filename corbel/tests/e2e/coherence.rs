@@ -6,7 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -515,5 +515,67 @@ print(wrong)
     let mounts = [cluster.mount(1), cluster.mount(3)];
     let said = cluster.native(1).args(["python3", "-c", program]).args(mounts).output();
     assert_eq!(text(&said.unwrap()), "[]\n");
+    cluster.assert_nobody_expelled();
+}
+
+/// Directories are moved into each other, over each other and exchanged by programs on all nodes: each of them needs several leases that
+/// the others need as well. All of them come to an end, with what POSIX lets them fail for, and what is left is a tree, the same everywhere.
+#[test]
+fn directories_that_all_move_stay_a_tree() {
+    let Some(cluster) = cluster() else { return };
+    let mover = "import ctypes, errno, os, random, sys, time
+base, own = sys.argv[1], random.Random(int(sys.argv[2]))
+exchange = ctypes.CDLL(None, use_errno=True).renameat2
+names = ['A', 'B', 'A/e', 'B/a', 'a', 'e', 'A/e/x', 'B/x', 'a/A', 'e/x/B']
+usual = errno.ENOENT, errno.EEXIST, errno.ENOTEMPTY, errno.EINVAL, *map(int, sys.argv[3:])
+begin, slowest = time.time(), 0
+def tried(call):
+    global slowest
+    begun = time.time()
+    try: call()
+    except OSError as e:
+        if e.errno not in usual: print('FAILED', e)
+    slowest = max(slowest, time.time() - begun)
+while time.time() < begin + 5:
+    a, b = (base + '/' + name for name in own.sample(names, 2))
+    tried(lambda: os.rename(a, b))
+    a, b = (base + '/' + name for name in own.sample(names, 2))
+    if exchange(-100, a.encode(), -100, b.encode(), 2) and ctypes.get_errno() not in usual:
+        print('FAILED', os.strerror(ctypes.get_errno()))
+    tried(lambda: os.mkdir(base + '/' + own.choice(names)))
+print('slowest', round(slowest, 3), file=sys.stderr)
+";
+    fs::create_dir(on(&cluster, 1, "moved")).unwrap();
+    let program = |node: usize, hooked: bool, seed: u32| {
+        let mut command = if hooked { cluster.hooked(node, &[]) } else { cluster.native(node) };
+        command.args(["python3", "-c", mover]).arg(on(&cluster, node, "moved"));
+        // Linux says ESTALE or ELOOP where it looks up, for a rename, a directory that it knows elsewhere (`d_splice_alias` in fs/dcache.c).
+        command.args([&seed.to_string()]).args(if hooked { &[][..] } else { &["116", "40"] });
+        command.stdout(Stdio::piped()).spawn().unwrap()
+    };
+    let movers = [(1, true), (2, true), (3, true), (1, false), (3, false)];
+    let movers: Vec<_> =
+        (1..).zip(movers).map(|(seed, (n, hook))| program(n, hook, seed)).collect();
+    for mover in movers {
+        assert_eq!(text(&mover.wait_with_output().unwrap()), "");
+    }
+    let lister = "import os, sys
+for path, dirs, files in os.walk(sys.argv[1]):
+    there = os.stat(path)
+    print(os.path.relpath(path, sys.argv[1]), there.st_ino, there.st_nlink, sorted(dirs), files)
+    assert there.st_nlink == 2 + len(dirs), (path, there.st_nlink, dirs)
+    for name in dirs: assert os.stat(path + '/' + name + '/..').st_ino == there.st_ino, (path, name)
+";
+    let listed = [1, 2, 3].map(|node| {
+        let mut command = cluster.native(node);
+        command.args(["python3", "-c", lister]).arg(on(&cluster, node, "moved"));
+        let said = command.output().unwrap();
+        assert!(said.status.success(), "{said:?}");
+        let mut lines: Vec<String> = text(&said).lines().map(String::from).collect();
+        lines.sort();
+        lines
+    });
+    assert!(listed[0].len() > 1 && listed[0] == listed[1] && listed[1] == listed[2], "{listed:?}");
+    cluster.assert_nothing_refused();
     cluster.assert_nobody_expelled();
 }

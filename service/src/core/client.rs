@@ -193,6 +193,8 @@ pub struct Client {
     returned: BTreeMap<InodeId, Returned>,
     /// Those of which all has been read, by `Returned::last`.
     returned_by: BTreeSet<(u64, InodeId)>,
+    /// Leases on inodes up to that number it has until then, since it needs them together.
+    together: (InodeId, Nanos),
     /// Numbers that it was handed out and that nothing in the stream is made with.
     unmade: BTreeSet<InodeId>,
     /// Of them: something is made with it in what the head has judged, and it is closed. Its chunk is not applied here yet.
@@ -332,6 +334,7 @@ impl Client {
             modes: BTreeMap::new(),
             returned: BTreeMap::new(),
             returned_by: BTreeSet::new(),
+            together: (InodeId::NONE, 0),
             unmade: BTreeSet::new(),
             unmade_closed: BTreeSet::new(),
             made: Vec::new(),

@@ -7,11 +7,11 @@ use storage::format::control::RECALL_TIMEOUT_MS;
 
 use super::client::{Client, Unread};
 use super::message::Message;
+use super::requests::Pending;
 use super::{Effect, Failure, Node, Role};
 
-/// A lease may be used for at least this long before it is taken back, unless its user is done with it: without it two clients
-/// that each need two inodes could take them from each other for ever.
-const HOLD: Nanos = 300_000;
+/// For so long a lease stays with its client while that waits for another which it needs as well.
+const TOGETHER_MAX: Nanos = 100_000_000;
 /// Who has used a lease and does nothing for so long has done what it asked for it for.
 const QUIET: Nanos = 20_000;
 /// Between two looks at an operation under way.
@@ -30,6 +30,8 @@ pub(super) struct Recall {
     ino: InodeId,
     token: u64,
     pub(super) look_at: Nanos,
+    /// When this began.
+    since: Nanos,
     revoked: bool,
     /// The head was told that the lease is held, and is told when it is not.
     reported: bool,
@@ -46,14 +48,15 @@ pub(super) struct Recall {
 }
 
 impl Recall {
-    fn new(client: ClientId, ino: InodeId, token: u64, look_at: Nanos) -> Self {
+    fn new(client: ClientId, ino: InodeId, token: u64, since: Nanos) -> Self {
         let (revoked, reported, told, inside) = (false, false, false, Vec::new());
         let (give_up_at, unsound_since) = (0, None);
         Self {
             client,
             ino,
             token,
-            look_at,
+            look_at: since,
+            since,
             revoked,
             reported,
             give_up_at,
@@ -97,6 +100,7 @@ impl Node {
                     ino,
                     token: 0,
                     look_at: self.env.now,
+                    since: self.env.now,
                     revoked: true,
                     reported: true,
                     give_up_at: under_way.map_or(0, |r| r.give_up_at),
@@ -160,14 +164,23 @@ impl Node {
             recall.look_at = self.env.now + LOOK;
             return Ok(false);
         }
+        let together = |r: &Pending| r.needs_together(id, ino);
+        if !recall.revoked
+            && recall.since + TOGETHER_MAX > self.env.now
+            && self.agent.requests.iter().any(together)
+            && !planted(Bug::TogetherApart)
+        {
+            recall.look_at = self.env.now + LOOK;
+            return Ok(false);
+        }
         let lives = self.agent.clients.get(&id).filter(|client| !client.gone);
         if !recall.revoked
-            && let Some(at) = lives.and_then(|client| client.granted_at(ino))
-            && at + HOLD > self.env.now
+            && let Some(until) = lives.and_then(|client| client.held_until(ino))
+            && until > self.env.now
             && !self.is_done_with(id, ino, recall)?
         {
-            let next = if recall.found.is_none() { self.env.now + QUIET } else { at + HOLD };
-            recall.look_at = next.min(at + HOLD);
+            let next = if recall.found.is_none() { self.env.now + QUIET } else { until };
+            recall.look_at = next.min(until);
             recall.found = self.agent.clients.get(&id).map(Client::activity);
             return Ok(false);
         }

@@ -17,7 +17,7 @@ use storage::format::lock::{Lock, LockKind};
 use storage::format::page::Key;
 use storage::format::proof::Proof;
 use storage::format::rpc::{
-    self, AccountId, InodeReply, Name, Request, WANT_PIN, WANT_READ, WANT_WRITE,
+    self, AccountId, InodeReply, Name, Request, WANT_PIN, WANT_READ, WANT_TOGETHER, WANT_WRITE,
 };
 use storage::permission::{R, X};
 use storage::volume::Volume;
@@ -199,6 +199,12 @@ impl Pending {
         self.client == client
             && self.ino == ino
             && matches!(self.stage, Stage::Asked(_) | Stage::Granted(..))
+    }
+
+    /// Whether its client waits for a lease that it needs together with the one it has on `ino`.
+    pub(super) fn needs_together(&self, client: ClientId, ino: InodeId) -> bool {
+        let together = matches!(self.what, What::Inode { flags, .. } if flags & WANT_TOGETHER != 0);
+        self.client == client && together && self.ino > ino
     }
 
     /// Whether the head was asked for a lock on `ino` and has not answered yet.
@@ -652,6 +658,11 @@ impl Node {
                 }
             }
         };
+        if flags & WANT_TOGETHER != 0
+            && let Some(client) = self.agent.clients.get_mut(&p.client)
+        {
+            client.needs_together(p.ino, self.env.now);
+        }
         let mut extents = Vec::new();
         let mut complete = true;
         if regular {

@@ -6,7 +6,9 @@ use service::core::Event;
 use service::core::limits::Limits;
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::{self, Op};
-use storage::format::rpc::{self, Granted, InodeReply, Request, WANT_PIN, WANT_WRITE};
+use storage::format::rpc::{
+    self, Granted, InodeReply, Request, WANT_PIN, WANT_TOGETHER, WANT_WRITE,
+};
 
 use crate::rig::{Hand, Rig, config_with, create, take_numbers};
 use crate::scrub::write;
@@ -591,6 +593,55 @@ fn a_lease_goes_at_once_from_who_is_done_with_it() {
     }
 }
 
+/// How long `c` waits for `a`'s lease on one file (of two: 0 or 1) while `a` waits for the other one, of which `b` stays in the middle of
+/// something for so long. And whether `a` has both for a moment.
+fn waited_beside(has: usize, inside_for: u64) -> (u64, bool) {
+    let mut rig = Rig::new(1, 5);
+    let (mut a, b, c) = (rig.attach(0, 0), rig.attach(0, 0), rig.attach(0, 0));
+    let files = [b"f", b"g"].map(|name| a.create(&mut rig, name, 0o100_644));
+    assert!(files[0] < files[1]);
+    a.sync(&mut rig);
+    rig.settle();
+    let others = b.lease(&mut rig, files[1 - has], LeaseMode::Write).expect("a lease").granted;
+    let own = a.lease(&mut rig, files[has], LeaseMode::Write).expect("a lease").granted;
+    let within = b.word(control::in_op(0));
+    b.set(control::in_op(0), within + 1);
+    let since = rig.now;
+    let want = |n: usize, flags| Request::Inode { ino: files[n], mode: LeaseMode::Write, flags };
+    a.post(0, &want(1 - has, WANT_TOGETHER), 0);
+    c.post(0, &want(has, 0), 0);
+    for hand in [&a, &c] {
+        rig.event(0, Event::Doorbell(hand.client));
+    }
+    let mut both = false;
+    for _ in 0..100_000 {
+        if rig.now >= since + inside_for {
+            b.set(control::in_op(0), within + 2);
+        }
+        both |= a.holds(own) && granted(&a, 0).is_some_and(|other| a.holds(other));
+        if granted(&c, 0).is_some() {
+            assert!(!a.holds(own) && (granted(&a, 0).is_none() || !b.holds(others)));
+            rig.check();
+            return (rig.now - since, both);
+        }
+        rig.pass(10_000);
+    }
+    panic!("the lease does not come back");
+}
+
+/// Who needs two leases keeps one while it waits for the other, if it asks for them in the order of their numbers, and not for ever.
+/// Seed 9680757.
+#[test]
+fn leases_that_are_needed_together_are_had_together() {
+    let (waited, both) = waited_beside(0, 20_000_000);
+    assert!(both && (20_000_000..23_000_000).contains(&waited), "{waited}");
+    let (waited, both) = waited_beside(0, 500_000_000);
+    assert!(!both && (100_000_000..103_000_000).contains(&waited), "{waited}");
+    // The other way round, where two could wait for each other.
+    let (waited, both) = waited_beside(1, 20_000_000);
+    assert!(!both && (300_000..1_000_000).contains(&waited), "{waited}");
+}
+
 /// Who looks a name up and has the lease on what it leads to is answered by its own node, with that very lease; who lost it
 /// meanwhile asks the head as ever.
 #[test]
@@ -670,7 +721,9 @@ fn what_is_given_up_for_space_is_the_grant_of_before() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn grants_that_are_not_named_are_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 1] =
-        [(Bug::ReleaseUnnamed, what_is_given_up_for_space_is_the_grant_of_before)];
+    let tests: [(Bug, fn()); 2] = [
+        (Bug::ReleaseUnnamed, what_is_given_up_for_space_is_the_grant_of_before),
+        (Bug::TogetherApart, leases_that_are_needed_together_are_had_together),
+    ];
     assert_eq!(missed(&tests), []);
 }

@@ -89,6 +89,10 @@ pub const WANT_READ: u8 = 2;
 pub const WANT_WRITE: u8 = 4;
 /// Flag: of a directory a lease of the mode [`LeaseMode::Joint`] will do, if others use its names as well.
 pub const WANT_JOINT: u8 = 8;
+/// Flag of `Inode`: its leases on inodes with lower numbers the client needs together with this one. They are not taken back while it
+/// waits for this one, if that is not for long. Who asks for several in the order of their numbers, each with this flag, gets them all:
+/// of two who do so one has the higher number and waits for nobody who waits for him.
+pub const WANT_TOGETHER: u8 = 16;
 
 /// A request.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -13,6 +13,9 @@ use storage::media::MediaError;
 
 use super::{Client, Lease, Pin, Returned, Slots};
 
+/// A lease may be used for at least this long before it is taken back, unless its user is done with it: without it two clients
+/// that each need two inodes could take them from each other for ever.
+const HOLD: Nanos = 300_000;
 /// Entries that are looked at to find out whether a lease was made use of.
 const USES: usize = 64;
 
@@ -417,9 +420,16 @@ impl Client {
         self.tell_of_recalls();
     }
 
-    /// When the lease was last granted.
-    pub fn granted_at(&self, ino: InodeId) -> Option<Nanos> {
-        self.modes.get(&ino).map(|lease| lease.at)
+    /// Until when the lease is the client's, if it has not done by then what it asked for it for.
+    pub fn held_until(&self, ino: InodeId) -> Option<Nanos> {
+        let (last, until) = self.together;
+        let until = if ino <= last { until } else { 0 };
+        self.modes.get(&ino).map(|lease| until.max(lease.at + HOLD))
+    }
+
+    /// It has got a lease on this inode, and needs those on lower numbers together with it.
+    pub fn needs_together(&mut self, ino: InodeId, now: Nanos) {
+        self.together = (ino, now + HOLD);
     }
 
     /// Whether something that was read of its log was done to the inode since its lease was granted last.
