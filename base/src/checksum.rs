@@ -83,6 +83,22 @@ pub fn crc32c(seed: u32, bytes: &[u8]) -> u32 {
     portable(seed, bytes)
 }
 
+/// As much of the CRC32C of memory that others may be writing to as can be had without copying it first: of how many bytes, and the
+/// CRC, continued from `seed`. Each byte is read once.
+///
+/// # Safety
+/// `from .. from + len` may be read.
+#[inline]
+pub unsafe fn crc32c_shared(seed: u32, from: *const u8, len: usize) -> (usize, u32) {
+    #[cfg(target_arch = "x86_64")]
+    if crate::cpu::wide_clmul() {
+        // SAFETY: the CPU has what the engine needs; the range is the caller's.
+        return unsafe { x86::shared_folds(seed, from, len) };
+    }
+    let _ = (from, len);
+    (0, seed)
+}
+
 /// What moves a CRC over 2^k bytes, for each k.
 const MOVES: [u32; 32] = {
     let mut moves = [0; 32];
@@ -164,6 +180,9 @@ mod tests {
                 assert_eq!(to[shift..shift + done], slice[..done]);
                 assert!(to[shift + done..].iter().all(|b| *b == 0));
             }
+            // SAFETY: a slice of that length.
+            let (done, sum) = unsafe { crc32c_shared(seed, slice.as_ptr(), len) };
+            assert_eq!(crc32c(sum, &slice[done..]), crc32c(seed, slice), "from {from} len {len}");
             let cut = random.below(len as u64 + 1) as usize;
             assert_eq!(crc32c(crc32c(seed, &slice[..cut]), &slice[cut..]), crc32c(seed, slice));
             let (first, second) = (crc32c(seed, &slice[..cut]), crc32c(0, &slice[cut..]));

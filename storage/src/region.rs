@@ -639,6 +639,21 @@ impl Media for FileRegion {
         Ok(())
     }
 
+    fn sum(&self, segment: Segment, offset: u64, len: u64, seed: u32) -> Result<u32, MediaError> {
+        let map = self.range(segment, offset, len)?;
+        // SAFETY: the range is mapped (checked).
+        let (done, crc) =
+            unsafe { base::checksum::crc32c_shared(seed, map.at(offset), len as usize) };
+        let mut rest = [0u8; PAGE as usize];
+        let (mut crc, mut done) = (crc, done as u64);
+        while done < len {
+            let n = (len - done).min(PAGE) as usize;
+            self.read(segment, offset + done, &mut rest[..n])?;
+            (crc, done) = (base::crc32c(crc, &rest[..n]), done + n as u64);
+        }
+        Ok(crc)
+    }
+
     fn copy_run(&self, from: &[(Segment, u64, u64)], to: (Segment, u64)) -> Result<(), MediaError> {
         let len = from.iter().fold(0u64, |all, piece| all.saturating_add(piece.2));
         let target = self.range(to.0, to.1, len)?;

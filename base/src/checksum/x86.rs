@@ -244,12 +244,31 @@ pub fn folds(seed: u32, bytes: &[u8]) -> u32 {
 /// `to .. to + len`, elsewhere, is memory that may be written, with `to` a multiple of 64.
 #[target_feature(enable = "avx512f,avx512vl,vpclmulqdq,pclmulqdq,sse4.2")]
 pub unsafe fn stream_folds(seed: u32, from: *const u8, to: *mut u8, len: usize) -> (usize, u32) {
+    // SAFETY: `at` is a multiple of STEP below `len`, so the four lines are inside both ranges.
+    unsafe { steps(seed, len, |at| pass_on(from.add(at), to.add(at))) }
+}
+
+/// The same of what is only summed.
+///
+/// # Safety
+/// The CPU has AVX-512 F and VL, VPCLMULQDQ, PCLMULQDQ and SSE4.2. `from .. from + len` may be read.
+#[target_feature(enable = "avx512f,avx512vl,vpclmulqdq,pclmulqdq,sse4.2")]
+pub unsafe fn shared_folds(seed: u32, from: *const u8, len: usize) -> (usize, u32) {
+    // SAFETY: as above.
+    unsafe { steps(seed, len, |at| four_lines(from.add(at))) }
+}
+
+/// The CRC of what `pass` gives for each step.
+///
+/// # Safety
+/// The CPU has what it takes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512vl,vpclmulqdq,pclmulqdq,sse4.2")]
+unsafe fn steps(seed: u32, len: usize, pass: impl Fn(usize) -> [__m512i; 4]) -> (usize, u32) {
     let end = len - len % STEP;
     if end == 0 {
         return (0, seed);
     }
-    // SAFETY: `at` is a multiple of STEP below `end`, so the four lines are inside both ranges.
-    let pass = |at: usize| unsafe { pass_on(from.add(at), to.add(at)) };
     let mut x = pass(0);
     // The running remainder is added to the first four bytes, in the register.
     x[0] = _mm512_xor_si512(x[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(!seed as i32)));
@@ -272,6 +291,22 @@ pub const STEP: usize = 256;
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn pass_on(from: *const u8, to: *mut u8) -> [__m512i; 4] {
+    // SAFETY: the caller vouches for them.
+    let lines = unsafe { four_lines(from) };
+    for (line, bytes) in lines.iter().enumerate() {
+        // SAFETY: inside what the caller vouches for, and aligned as that is.
+        unsafe { _mm512_stream_si512(to.add(64 * line).cast(), *bytes) };
+    }
+    lines
+}
+
+/// Four lines, read once.
+///
+/// # Safety
+/// [`STEP`] bytes may be read there; others may be writing to them.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn four_lines(from: *const u8) -> [__m512i; 4] {
     let (a, b, c, d): (__m512i, __m512i, __m512i, __m512i);
     // SAFETY: reads the four lines that the caller vouches for. Not by intrinsics: those may be read again where the
     // value is wanted again, and another thread may have changed the bytes.
@@ -285,12 +320,7 @@ unsafe fn pass_on(from: *const u8, to: *mut u8) -> [__m512i; 4] {
             d = out(zmm_reg) d, options(nostack, readonly, preserves_flags)
         );
     }
-    let lines = [a, b, c, d];
-    for (line, bytes) in lines.iter().enumerate() {
-        // SAFETY: inside what the caller vouches for, and aligned as that is.
-        unsafe { _mm512_stream_si512(to.add(64 * line).cast(), *bytes) };
-    }
-    lines
+    [a, b, c, d]
 }
 
 /// Four consecutive vectors into one.

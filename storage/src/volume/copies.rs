@@ -101,8 +101,6 @@ const ZEROES: [u8; BLOCK_BYTES as usize] = [0; BLOCK_BYTES as usize];
 const RUN: usize = 64;
 /// Bytes of a run: they are summed when they are copied, and should be in the cache still.
 const RUN_BYTES: u64 = 256 * 1024;
-/// Bytes read at a time to be summed.
-const READ: usize = 16 * 1024;
 /// Blocks written in part that wait for their sums.
 const PENDING: usize = 1024;
 
@@ -278,7 +276,7 @@ const fn whole_blocks(at: u64, len: u64) -> (u64, u64) {
 
 impl<'a> Sums<'a> {
     fn new(media: &'a dyn Media, summing: Summing) -> Self {
-        let (pending, wrong, buffer) = (BTreeMap::new(), Vec::new(), vec![0; READ]);
+        let (pending, wrong, buffer) = (BTreeMap::new(), Vec::new(), vec![0; BLOCK_BYTES as usize]);
         Self { media, summing, pending, wrong, buffer }
     }
 
@@ -376,19 +374,14 @@ impl<'a> Sums<'a> {
             let (mut at, end) = (at + gone, at + gone + (len - gone).min(left));
             left -= end - at;
             while at < end {
-                let n = (end - at).min(READ as u64);
-                self.media.read(segment, at, &mut self.buffer[..n as usize])?;
-                at += n;
-                let mut rest = &self.buffer[..n as usize];
-                while !rest.is_empty() {
-                    let (now, then) = rest.split_at(rest.len().min(BLOCK_BYTES as usize - filled));
-                    (crc, filled, rest) = (crc32c(crc, now), filled + now.len(), then);
-                    if filled == BLOCK_BYTES as usize {
-                        let wrong = self.is_wrong_now(block);
-                        let sum = if wrong { Sum::wrong } else { Sum::new };
-                        entries.extend(sum(crc, self.summing.position).encode());
-                        (crc, filled, block) = (0, 0, block + 1);
-                    }
+                let n = (end - at).min(BLOCK_BYTES - filled);
+                crc = self.media.sum(segment, at, n, crc)?;
+                (at, filled) = (at + n, filled + n);
+                if filled == BLOCK_BYTES {
+                    let wrong = self.is_wrong_now(block);
+                    let sum = if wrong { Sum::wrong } else { Sum::new };
+                    entries.extend(sum(crc, self.summing.position).encode());
+                    (crc, filled, block) = (0, 0, block + 1);
                 }
             }
         }
@@ -426,9 +419,8 @@ impl<'a> Sums<'a> {
             if planted(Bug::PartlyWrittenUnsummed) {
                 continue;
             }
-            let (segment, bytes) = (Segment::Arena(arena), BLOCK_BYTES as usize);
-            self.media.read(segment, block * BLOCK_BYTES, &mut self.buffer[..bytes])?;
-            let crc = crc32c(0, &self.buffer[..bytes]);
+            let segment = Segment::Arena(arena);
+            let crc = self.media.sum(segment, block * BLOCK_BYTES, BLOCK_BYTES, 0)?;
             let sum = if before == Before::Wrong { Sum::wrong } else { Sum::new };
             self.store(arena, block, &sum(crc, self.summing.position).encode())?;
         }
