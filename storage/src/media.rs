@@ -7,8 +7,25 @@
 use alloc::collections::BTreeMap;
 use alloc::string::String;
 
-/// Bytes that [`Media::sum`] reads at a time where it cannot do without a copy.
+/// Bytes that [`sum_copied`] reads at a time.
 const SUMMED: u64 = 4096;
+
+/// [`Media::sum`] of a range, where it cannot do without a copy.
+pub fn sum_copied<M: Media + ?Sized>(
+    media: &M,
+    segment: Segment,
+    (at, len): (u64, u64),
+    seed: u32,
+) -> Result<u32, MediaError> {
+    let mut buffer = [0; SUMMED as usize];
+    let (mut crc, mut done) = (seed, 0);
+    while done < len {
+        let n = (len - done).min(SUMMED);
+        media.read(segment, at + done, &mut buffer[..n as usize])?;
+        (crc, done) = (base::crc32c(crc, &buffer[..n as usize]), done + n);
+    }
+    Ok(crc)
+}
 
 /// Names a segment of the region.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -131,14 +148,7 @@ pub trait Media: Send + Sync {
     }
     /// The CRC32C of a range, continued from `seed`. Others may be writing to it: then it is that of no state that it ever had.
     fn sum(&self, segment: Segment, offset: u64, len: u64, seed: u32) -> Result<u32, MediaError> {
-        let mut buffer = [0; SUMMED as usize];
-        let (mut crc, mut done) = (seed, 0);
-        while done < len {
-            let n = (len - done).min(SUMMED);
-            self.read(segment, offset + done, &mut buffer[..n as usize])?;
-            (crc, done) = (base::crc32c(crc, &buffer[..n as usize]), done + n);
-        }
-        Ok(crc)
+        sum_copied(self, segment, (offset, len), seed)
     }
     /// Makes sure that a segment exists with at least `size` bytes (zeroes where new).
     fn ensure(&self, segment: Segment, size: u64) -> Result<(), MediaError>;

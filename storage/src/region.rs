@@ -34,7 +34,7 @@ use crate::apart::drop_apart;
 use crate::backing::{self, Backing, Ballast};
 use crate::format::superblock::Durability;
 use crate::left::{self, LeftLogs};
-use crate::media::{Media, MediaError, Segment, Spare};
+use crate::media::{Media, MediaError, Segment, Spare, sum_copied};
 use crate::persist;
 use crate::untouched;
 
@@ -644,14 +644,12 @@ impl Media for FileRegion {
         // SAFETY: the range is mapped (checked).
         let (done, crc) =
             unsafe { base::checksum::crc32c_shared(seed, map.at(offset), len as usize) };
-        let mut rest = [0u8; PAGE as usize];
-        let (mut crc, mut done) = (crc, done as u64);
-        while done < len {
-            let n = (len - done).min(PAGE) as usize;
-            self.read(segment, offset + done, &mut rest[..n])?;
-            (crc, done) = (base::crc32c(crc, &rest[..n]), done + n as u64);
+        let done = done as u64;
+        if done == len {
+            Ok(crc)
+        } else {
+            sum_copied(self, segment, (offset + done, len - done), crc)
         }
-        Ok(crc)
     }
 
     fn copy_run(&self, from: &[(Segment, u64, u64)], to: (Segment, u64)) -> Result<(), MediaError> {
