@@ -873,8 +873,8 @@ impl<H: Host> LibFsOn<H> {
         let moves_dir = across && (kind == S_IFDIR || other_dir);
         let mut locked = Locked::new(&all);
         for dir in [old, new] {
-            let joint = if turn.strict { 0 } else { by.flags() };
-            self.hold(turn, dir.ino, locked.get(dir.ino), LeaseMode::Write, joint)?;
+            let flags = if turn.strict { 0 } else { by.flags() };
+            self.hold(turn, dir.ino, locked.get(dir.ino), LeaseMode::Write, flags)?;
         }
         let joint = [old, new].map(|dir| locked.get(dir.ino).is_joint());
         for inode in all.iter().filter(|i| ![old.ino, new.ino].contains(&i.ino)) {
@@ -918,8 +918,13 @@ impl<H: Host> LibFsOn<H> {
                     turn.strict = true;
                     return Err(Stop::Wait(Wait::Again));
                 }
-                Below::Yes if !turn.has_grounds() => return Err(Stop::Wait(Wait::Again)),
-                Below::Yes => return Err(refusal.into()),
+                Below::Yes => {
+                    // At one moment: all of them are held.
+                    let held = |s: &&State| self.held(turn.session, s, LeaseMode::Write);
+                    let all = locked.states().iter().all(held) && turn.has_grounds();
+                    let now = all && turn.session.segment.in_time();
+                    return Err(if now { refusal.into() } else { Stop::Wait(Wait::Again) });
+                }
                 // Its holder may wait for what is locked here.
                 Below::Busy(inode) => return Err(Stop::Wait(Wait::Locked(inode))),
             }
@@ -1001,8 +1006,8 @@ impl<H: Host> LibFsOn<H> {
                 let back = Known::Present(other, other_kind);
                 locked.get(old.ino).names.put(rename.name, back, most);
                 let links = if across { other_is_dir - is_dir } else { 0 };
-                dir_changed(locked.get(old.ino), place.sequence, now, 0, links);
-                dir_changed(locked.get(new.ino), place.sequence, now, 0, -links);
+                rename_in(locked.get(old.ino), place.sequence, now, (0, links));
+                rename_in(locked.get(new.ino), place.sequence, now, (0, -links));
                 if other_kind == S_IFDIR {
                     locked.get(other).record.parent = old.ino;
                 }
@@ -1010,11 +1015,11 @@ impl<H: Host> LibFsOn<H> {
             }
             _ => {
                 locked.get(old.ino).names.put(rename.name, Known::Absent, most);
-                dir_changed(locked.get(old.ino), place.sequence, now, -1, -is_dir);
+                rename_in(locked.get(old.ino), place.sequence, now, (-1, -is_dir));
                 let gained = i64::from(replaced.is_none());
                 let replaced_dir = replaced.is_some_and(|(_, k)| k == S_IFDIR);
                 let links = is_dir - i32::from(replaced_dir);
-                dir_changed(locked.get(new.ino), place.sequence, now, gained, links);
+                rename_in(locked.get(new.ino), place.sequence, now, (gained, links));
                 if let Some((other, other_kind)) = replaced {
                     let state = locked.get(other);
                     let links = if other_kind == S_IFDIR { state.record.nlink } else { 1 };
@@ -1276,6 +1281,15 @@ fn dir_changed(state: &mut State, sequence: Sequence, now: u64, entries: i64, li
     state.record.entries = state.record.entries.saturating_add_signed(entries);
     state.record.nlink = state.record.nlink.saturating_add_signed(links);
     state.last = sequence;
+}
+
+/// The same of a rename. Where others use the names as well nothing is counted here: what they do is not counted either.
+fn rename_in(state: &mut State, sequence: Sequence, now: u64, (entries, links): (i64, i32)) {
+    if state.is_joint() {
+        state.last = sequence;
+    } else {
+        dir_changed(state, sequence, now, entries, links);
+    }
 }
 
 /// An inode's own fields after a name of it went away.

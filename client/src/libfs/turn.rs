@@ -164,8 +164,8 @@ pub(crate) struct Turn<H: Host> {
     pub(crate) joint: Option<Joint>,
     /// Leases that it has asked for, by the number of the inode, each with the flags of `rpc`.
     asked: Vec<(InodeId, LeaseMode, u8)>,
-    /// How often, and in how many rounds for all of them.
-    asks: u32,
+    /// How often for one that it had, and in how many rounds for all of them.
+    lost: u32,
     rounds: u32,
     /// It is about to fail for what names lead to: nobody else may change them while that is looked at.
     pub(crate) strict: bool,
@@ -180,7 +180,7 @@ struct Doubt {
 }
 
 /// So many leases that a call had are taken back before it asks for all together.
-const LOST_MAX: usize = 2;
+const LOST_MAX: u32 = 2;
 /// Rounds in which it does, before it looks anew what it needs.
 const ROUNDS: u32 = 4;
 /// Names of one call, at most: a rename has two.
@@ -208,7 +208,7 @@ impl<H: Host> Turn<H> {
             alone: None,
             joint: None,
             asked: Vec::new(),
-            asks: 0,
+            lost: 0,
             rounds: 0,
             strict: false,
         }
@@ -286,10 +286,10 @@ impl<H: Host> Turn<H> {
 
     /// Notes a lease that the attempt lacks.
     fn note_asked(&mut self, ino: InodeId, mode: LeaseMode, flags: u8) {
-        self.asks += 1;
         match self.asked.binary_search_by_key(&ino, |(known, ..)| *known) {
             Ok(at) => {
                 let (_, known, all) = &mut self.asked[at];
+                self.lost += u32::from(*known >= mode && flags & !*all == 0);
                 // Joint use will do only if it always will.
                 let joint = *all & flags & rpc::WANT_JOINT;
                 (*known, *all) = ((*known).max(mode), (*all | flags) & !rpc::WANT_JOINT | joint);
@@ -300,7 +300,7 @@ impl<H: Host> Turn<H> {
 
     /// Whether leases that it had were taken back again and again while it waited for others.
     fn loses_them(&self) -> bool {
-        self.asks as usize > self.asked.len() + LOST_MAX
+        self.lost > LOST_MAX && self.asked.len() > 1
     }
 
     fn need(&mut self, inode: &Arc<Inode<H>>) {
@@ -497,12 +497,14 @@ impl<H: Host> LibFsOn<H> {
         if turn.rounds >= ROUNDS {
             // Names lead elsewhere by now, perhaps.
             turn.asked.clear();
-            (turn.asks, turn.rounds) = (0, 0);
+            (turn.lost, turn.rounds) = (0, 0);
         }
         for (ino, mode, flags) in asked {
             self.fetch_inode(turn, ino, mode, flags | rpc::WANT_TOGETHER, false)?;
             if turn.failed.is_some_and(|(failed, _)| failed == ino) {
+                // If the next attempt needs it still it asks again.
                 turn.asked.retain(|(known, ..)| *known != ino);
+                turn.failed = None;
                 return Ok(());
             }
         }

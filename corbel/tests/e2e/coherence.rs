@@ -579,3 +579,31 @@ for path, dirs, files in os.walk(sys.argv[1]):
     cluster.assert_nothing_refused();
     cluster.assert_nobody_expelled();
 }
+
+/// Two processes make directories in one directory and move them to another. Each moves more out than it has seen come in.
+#[test]
+fn directories_that_are_made_and_moved_on_are_there() {
+    let Some(cluster) = cluster() else { return };
+    let program = "import os, sys
+base, own = sys.argv[1:]
+for n in range(400):
+    os.mkdir(base + '/D/' + own)
+    os.rename(base + '/D/' + own, base + '/E/' + own + str(n))
+";
+    fs::create_dir_all(on(&cluster, 1, "made/D")).unwrap();
+    fs::create_dir(on(&cluster, 1, "made/E")).unwrap();
+    let makers = [(1, "a"), (1, "b"), (2, "c")].map(|(node, own)| {
+        let mut command = cluster.hooked(node, &[]);
+        command.args(["python3", "-c", program]).arg(on(&cluster, node, "made")).arg(own);
+        command.spawn().unwrap()
+    });
+    for mut maker in makers {
+        assert!(maker.wait().unwrap().success());
+    }
+    for (dir, entries) in [("made/D", 0), ("made/E", 1200)] {
+        let path = on(&cluster, 3, dir);
+        assert_eq!(fs::metadata(&path).unwrap().nlink(), 2 + entries);
+        assert_eq!(fs::read_dir(&path).unwrap().count() as u64, entries);
+    }
+    cluster.assert_nothing_refused();
+}

@@ -88,6 +88,15 @@ struct Lease {
     token: u64,
 }
 
+/// Which leases a client needs together: those on inodes below a number, until then, if it does nothing before. (What its [`Client::activity`]
+/// was.)
+#[derive(Clone, Copy, Default, Debug)]
+struct Together {
+    below: InodeId,
+    until: Nanos,
+    activity: u64,
+}
+
 /// A lease taken back.
 #[derive(Clone, Copy, Debug)]
 struct Returned {
@@ -193,8 +202,8 @@ pub struct Client {
     returned: BTreeMap<InodeId, Returned>,
     /// Those of which all has been read, by `Returned::last`.
     returned_by: BTreeSet<(u64, InodeId)>,
-    /// Leases on inodes up to that number it has until then, since it needs them together.
-    together: (InodeId, Nanos),
+    /// It needs its leases together.
+    together: Together,
     /// Numbers that it was handed out and that nothing in the stream is made with.
     unmade: BTreeSet<InodeId>,
     /// Of them: something is made with it in what the head has judged, and it is closed. Its chunk is not applied here yet.
@@ -334,7 +343,7 @@ impl Client {
             modes: BTreeMap::new(),
             returned: BTreeMap::new(),
             returned_by: BTreeSet::new(),
-            together: (InodeId::NONE, 0),
+            together: Together::default(),
             unmade: BTreeSet::new(),
             unmade_closed: BTreeSet::new(),
             made: Vec::new(),

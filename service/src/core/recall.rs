@@ -11,7 +11,7 @@ use super::requests::Pending;
 use super::{Effect, Failure, Node, Role};
 
 /// For so long a lease stays with its client while that waits for another which it needs as well.
-const TOGETHER_MAX: Nanos = 100_000_000;
+const TOGETHER_MAX: Nanos = 50_000_000;
 /// Who has used a lease and does nothing for so long has done what it asked for it for.
 const QUIET: Nanos = 20_000;
 /// Between two looks at an operation under way.
@@ -164,12 +164,7 @@ impl Node {
             recall.look_at = self.env.now + LOOK;
             return Ok(false);
         }
-        let together = |r: &Pending| r.needs_together(id, ino);
-        if !recall.revoked
-            && recall.since + TOGETHER_MAX > self.env.now
-            && self.agent.requests.iter().any(together)
-            && !planted(Bug::TogetherApart)
-        {
+        if !recall.revoked && self.needs_together(recall) {
             recall.look_at = self.env.now + LOOK;
             return Ok(false);
         }
@@ -266,6 +261,17 @@ impl Node {
         }
         self.to_head(recalled);
         Ok(true)
+    }
+
+    /// Whether the client waits for another lease that it needs together with this one, or has just got it. Not for ever, however often it asks.
+    fn needs_together(&self, recall: &Recall) -> bool {
+        let (id, ino) = (recall.client, recall.ino);
+        let waits = |r: &Pending| r.needs_together(id, ino);
+        let has = |client: &Client| client.together_until(ino) > self.env.now;
+        recall.since + TOGETHER_MAX > self.env.now
+            && (self.agent.requests.iter().any(waits)
+                || self.agent.clients.get(&id).is_some_and(has))
+            && !planted(Bug::TogetherApart)
     }
 
     /// Whether a client seems to have done all under its lease that it has asked for it for: something, and nothing else since it was

@@ -11,7 +11,7 @@ use storage::format::rpc::{WANT_READ, WANT_WRITE};
 use storage::limits::PIN_SLOTS;
 use storage::media::MediaError;
 
-use super::{Client, Lease, Pin, Returned, Slots};
+use super::{Client, Lease, Pin, Returned, Slots, Together};
 
 /// A lease may be used for at least this long before it is taken back, unless its user is done with it: without it two clients
 /// that each need two inodes could take them from each other for ever.
@@ -422,14 +422,19 @@ impl Client {
 
     /// Until when the lease is the client's, if it has not done by then what it asked for it for.
     pub fn held_until(&self, ino: InodeId) -> Option<Nanos> {
-        let (last, until) = self.together;
-        let until = if ino <= last { until } else { 0 };
-        self.modes.get(&ino).map(|lease| until.max(lease.at + HOLD))
+        self.modes.get(&ino).map(|lease| lease.at + HOLD)
     }
 
     /// It has got a lease on this inode, and needs those on lower numbers together with it.
     pub fn needs_together(&mut self, ino: InodeId, now: Nanos) {
-        self.together = (ino, now + HOLD);
+        let below = if self.together.until > now { self.together.below.max(ino) } else { ino };
+        self.together = Together { below, until: now + HOLD, activity: self.activity() };
+    }
+
+    /// Until when it has its lease on the inode together with others, which it has just got.
+    pub fn together_until(&self, ino: InodeId) -> Nanos {
+        let Together { below, until, activity } = self.together;
+        if ino < below && activity == self.activity() { until } else { 0 }
     }
 
     /// Whether something that was read of its log was done to the inode since its lease was granted last.
