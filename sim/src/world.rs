@@ -386,6 +386,9 @@ fn draw_limits(random: &mut Random, tight: bool, write_max: u64) -> Limits {
     if random.chance(1, 2) {
         limits.sole_locks = 1 + random.below(4) as usize;
     }
+    if random.chance(1, 2) {
+        limits.lost = random.below(2) as u32;
+    }
     limits
 }
 

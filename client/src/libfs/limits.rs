@@ -55,6 +55,9 @@ pub struct Limits {
     pub sole_locks: usize,
     /// Names given in a directory that others use as well that are remembered.
     pub given: usize,
+    /// So many leases that an operation had are taken back before it asks for all that it needs together: that is a request for each, and
+    /// others wait for them.
+    pub lost: u32,
     /// Attempts of an operation that keeps losing its leases to others before it gives up with EIO;
     /// each attempt waits for a grant, so this is minutes.
     pub attempts: u32,
@@ -82,6 +85,7 @@ impl Limits {
         closed: CLOSED_SLOTS,
         sole_locks: SOLE_LOCKS,
         given: 1024,
+        lost: 2,
         attempts: 10_000,
     };
 }

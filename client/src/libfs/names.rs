@@ -1006,8 +1006,8 @@ impl<H: Host> LibFsOn<H> {
                 let back = Known::Present(other, other_kind);
                 locked.get(old.ino).names.put(rename.name, back, most);
                 let links = if across { other_is_dir - is_dir } else { 0 };
-                rename_in(locked.get(old.ino), place.sequence, now, (0, links));
-                rename_in(locked.get(new.ino), place.sequence, now, (0, -links));
+                dir_changed(locked.get(old.ino), place.sequence, now, 0, links);
+                dir_changed(locked.get(new.ino), place.sequence, now, 0, -links);
                 if other_kind == S_IFDIR {
                     locked.get(other).record.parent = old.ino;
                 }
@@ -1015,11 +1015,11 @@ impl<H: Host> LibFsOn<H> {
             }
             _ => {
                 locked.get(old.ino).names.put(rename.name, Known::Absent, most);
-                rename_in(locked.get(old.ino), place.sequence, now, (-1, -is_dir));
+                dir_changed(locked.get(old.ino), place.sequence, now, -1, -is_dir);
                 let gained = i64::from(replaced.is_none());
                 let replaced_dir = replaced.is_some_and(|(_, k)| k == S_IFDIR);
                 let links = is_dir - i32::from(replaced_dir);
-                rename_in(locked.get(new.ino), place.sequence, now, (gained, links));
+                dir_changed(locked.get(new.ino), place.sequence, now, gained, links);
                 if let Some((other, other_kind)) = replaced {
                     let state = locked.get(other);
                     let links = if other_kind == S_IFDIR { state.record.nlink } else { 1 };
@@ -1276,20 +1276,15 @@ fn new_state<H: Host>(
 
 /// A directory's own fields after one of its names changed.
 fn dir_changed(state: &mut State, sequence: Sequence, now: u64, entries: i64, links: i32) {
+    state.last = sequence;
+    if state.is_joint() {
+        // What the others do is not counted here either.
+        return;
+    }
     state.record.mtime = Stamp::from_nanos(now);
     state.record.ctime = Stamp::from_nanos(now);
     state.record.entries = state.record.entries.saturating_add_signed(entries);
     state.record.nlink = state.record.nlink.saturating_add_signed(links);
-    state.last = sequence;
-}
-
-/// The same of a rename. Where others use the names as well nothing is counted here: what they do is not counted either.
-fn rename_in(state: &mut State, sequence: Sequence, now: u64, (entries, links): (i64, i32)) {
-    if state.is_joint() {
-        state.last = sequence;
-    } else {
-        dir_changed(state, sequence, now, entries, links);
-    }
 }
 
 /// An inode's own fields after a name of it went away.

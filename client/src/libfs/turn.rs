@@ -179,9 +179,7 @@ struct Doubt {
     before: Vec<(InodeId, Sequence)>,
 }
 
-/// So many leases that a call had are taken back before it asks for all together.
-const LOST_MAX: u32 = 2;
-/// Rounds in which it does, before it looks anew what it needs.
+/// Rounds in which a call asks for all leases together, before it looks anew what it needs.
 const ROUNDS: u32 = 4;
 /// Names of one call, at most: a rename has two.
 const FOUND_MAX: usize = 4;
@@ -298,9 +296,9 @@ impl<H: Host> Turn<H> {
         }
     }
 
-    /// Whether leases that it had were taken back again and again while it waited for others.
-    fn loses_them(&self) -> bool {
-        self.lost > LOST_MAX && self.asked.len() > 1
+    /// Whether more leases than so many that it had were taken back while it waited for others.
+    fn loses_more_than(&self, most: u32) -> bool {
+        self.lost > most && self.asked.len() > 1
     }
 
     fn need(&mut self, inode: &Arc<Inode<H>>) {
@@ -421,7 +419,7 @@ impl<H: Host> LibFsOn<H> {
             Wait::Again => session.segment.wait_in_time(),
             Wait::Lease { ino, mode, flags } => {
                 turn.note_asked(ino, mode, flags);
-                if turn.loses_them() && !planted(Bug::TogetherApart) {
+                if turn.loses_more_than(self.config.limits.lost) && !planted(Bug::TogetherApart) {
                     self.fetch_together(turn)
                 } else {
                     self.fetch_inode(turn, ino, mode, flags, false)

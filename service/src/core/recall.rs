@@ -267,7 +267,7 @@ impl Node {
     fn needs_together(&self, recall: &Recall) -> bool {
         let (id, ino) = (recall.client, recall.ino);
         let waits = |r: &Pending| r.needs_together(id, ino);
-        let has = |client: &Client| client.together_until(ino) > self.env.now;
+        let has = |client: &Client| client.has_together(ino, self.env.now);
         recall.since + TOGETHER_MAX > self.env.now
             && (self.agent.requests.iter().any(waits)
                 || self.agent.clients.get(&id).is_some_and(has))

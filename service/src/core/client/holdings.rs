@@ -431,10 +431,10 @@ impl Client {
         self.together = Together { below, until: now + HOLD, activity: self.activity() };
     }
 
-    /// Until when it has its lease on the inode together with others, which it has just got.
-    pub fn together_until(&self, ino: InodeId) -> Nanos {
+    /// Whether it has its lease on the inode together with others, which it has just got, and has done nothing since.
+    pub fn has_together(&self, ino: InodeId, now: Nanos) -> bool {
         let Together { below, until, activity } = self.together;
-        if ino < below && activity == self.activity() { until } else { 0 }
+        now < until && ino < below && activity == self.activity()
     }
 
     /// Whether something that was read of its log was done to the inode since its lease was granted last.
