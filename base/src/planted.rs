@@ -754,6 +754,18 @@ pub enum Bug {
     StrangeHistory = 511,
     /// Leases that a client needs together are taken back one while it waits for the other.
     TogetherApart = 512,
+    /// Whoever shows the secret is the heir of a client on another node, whosever that was.
+    HeirOfAnyUser = 513,
+    /// A client that lives, and does not leave, has heirs.
+    HeirOfTheLiving = 514,
+    /// What a client that leaves had granted itself of locks stays with it.
+    HeirSolesLeft = 515,
+    /// An agent gives what a client of its has locked to one of another node for which nobody has asked.
+    HeirUnasked = 516,
+    /// An agent tells a new head of locks that a client of its has left to one of another node.
+    HeirRemembered = 517,
+    /// An agent tells the head that a client has no locks which seeks what others have left to it.
+    SeekerReported = 518,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2484,6 +2496,36 @@ impl Bug {
             Bug::TogetherApart,
             "together-apart",
             "clients that each need several leases take them from each other for ever",
+        ),
+        (
+            Bug::HeirOfAnyUser,
+            "heir-of-any-user",
+            "the secret is enough to be an heir on another node",
+        ),
+        (
+            Bug::HeirOfTheLiving,
+            "heir-of-the-living",
+            "a client that goes on loses its locks to who shows its secret",
+        ),
+        (
+            Bug::HeirSolesLeft,
+            "heir-soles-left",
+            "locks that a leaving client granted itself are not its heir's",
+        ),
+        (
+            Bug::HeirUnasked,
+            "heir-unasked",
+            "an agent gives locks to a client of another node that did not ask",
+        ),
+        (
+            Bug::HeirRemembered,
+            "heir-remembered",
+            "locks that were left to another node's client come back with a new head",
+        ),
+        (
+            Bug::SeekerReported,
+            "seeker-reported",
+            "an heir loses what it just got when its link breaks",
         ),
         (
             Bug::LevelIgnored,

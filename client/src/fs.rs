@@ -640,9 +640,15 @@ pub trait FileSystem: Send + Sync {
     fn await_lock_event(&self, _seen: u64, _limit_ms: u64) {}
     /// Takes over what was locked through this file system by a process that has ended, of which this one can show that it is the heir:
     /// nobody else gets it in between. Which locks these are the caller knows, and asks for each of them. Nothing where there is no such
-    /// thing.
-    fn inherit(&self) -> Result<()> {
+    /// thing. `secret`: what shows it, if that is not what this process was started with.
+    fn inherit(&self, _secret: Option<u128>) -> Result<()> {
         Ok(())
+    }
+    /// Who shows that secret ([`inherit`](Self::inherit)), on any machine, gets from now on what was locked through this file system, although this
+    /// process goes on: its guest moves. What was locked is not remembered here any more, and nothing may be locked until it is `None` again,
+    /// and what is locked still has been asked for anew. `false`: there is no such thing, and who moves has to give its locks up before.
+    fn leave(&self, _secret: Option<u128>) -> Result<bool> {
+        Ok(false)
     }
     /// What shows that this process came to the inode by a name: to be handed to another process of the
     /// same machine together with the number, and given to [`vouch`](Self::vouch) there. 0: nothing

@@ -286,7 +286,7 @@ impl<H: Host> LibFsOn<H> {
         for _ in 0..tries {
             match Session::attach(&self.config, number, Arc::clone(&self.proofs)) {
                 Err(e) if no_answer(e) => {}
-                other => return other,
+                other => return other.inspect(|session| self.name_heir_in(session)),
             }
             if self.config.stops() {
                 return Err(Errno::INTR);
@@ -294,6 +294,7 @@ impl<H: Host> LibFsOn<H> {
             H::sleep(ATTACH_PAUSE);
         }
         let last = Session::attach(&self.config, number, Arc::clone(&self.proofs));
+        let last = last.inspect(|session| self.name_heir_in(session));
         // Of the first one the caller wants to know why.
         last.map_err(|e| if number > 1 && no_answer(e) { Errno::IO } else { e })
     }

@@ -655,6 +655,10 @@ impl Up {
         let monitors = if args.listen.is_none() { Some(args.monitors()?) } else { None };
         let socket_dir = args.socket_dir();
         let (ledger, kept) = match &args.state {
+            None if args.migration_key.is_some() => {
+                let ledger = Ledger::anonymous(&args.guest()).context("what a guest has")?;
+                (Some(Arc::new(ledger)), None)
+            }
             None => (None, None),
             Some(path) => {
                 let (ledger, kept) = Ledger::open(path, &args.guest()).context(path.display())?;
@@ -678,7 +682,9 @@ impl Up {
     /// Opens the file system.
     fn open(&mut self, share: Option<&Arc<Share>>) -> Result<()> {
         let Some(ground) = self.ground.take() else { return Ok(()) };
-        let heir = self.ledger.as_ref().map_or(0, |ledger| ledger.heir());
+        // Without a state file nobody comes after this process.
+        let book = self.ledger.as_ref().filter(|_| self.args.state.is_some());
+        let heir = book.map_or(0, |ledger| ledger.heir());
         let Opened { tenant, server } = self.args.open(&ground, heir)?;
         let seal = self.key.take().map(|key| key.seal(&tenant)).transpose();
         let seal = seal.map_err(|e| {

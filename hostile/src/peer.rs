@@ -224,7 +224,17 @@ impl World {
                 let doubts = vec![Doubt { part: lacks[0], keyed: input.odd() }];
                 Message::SnapshotLack { seq, piece, id, lacks, doubts }
             }
-            34 => Message::LockHeir { client, heir: ClientId(input.odd()) },
+            34 => {
+                let (heir, secret) = (ClientId(input.odd()), (token % 3, 0));
+                match token % 6 {
+                    0 => Message::HeirSeek { client, token, secret },
+                    1 => Message::HeirSought { heir, token, user: 0, secret },
+                    2 => Message::HeirAnswer { heir: client, token },
+                    3 => Message::HeirFound { client, token, given: input.flag() },
+                    4 => Message::LockHeir { client, heir: client },
+                    _ => Message::LockHeir { client, heir },
+                }
+            }
             29 => Message::Kept { client, inodes: some(input) },
             30 => Message::Pinned { client, inodes: some(input), rights: some(input) },
             37 | 38 => {

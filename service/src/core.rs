@@ -50,6 +50,7 @@ pub mod scrub;
 mod share;
 pub mod snapshot;
 mod sole;
+mod sought;
 pub mod stage;
 mod states;
 pub mod table;
@@ -509,6 +510,7 @@ impl Node {
                 self.message(me, message)?;
             } else if !self.step_recalls()?
                 && !self.step_returns()?
+                && !self.step_sought()?
                 && !self.step_requests()?
                 && self.local.is_empty()
             {
@@ -583,6 +585,7 @@ impl Node {
         self.collect_dozing()?;
         self.collect_ended()?;
         self.end_unclaimed()?;
+        self.seek_again();
         self.expel_broken()?;
         self.closing_step()?;
         self.join_again();
@@ -802,6 +805,14 @@ impl Node {
             }
             Message::LockSoleTold { client, ino, token, given } if from_head => {
                 self.sole_told(client, (ino, token), given)
+            }
+            Message::HeirSought { heir, token, user, secret } if from_head => {
+                self.heir_sought(heir, token, (user, secret));
+                Ok(())
+            }
+            Message::HeirFound { client, token, given } if from_head => {
+                self.heirs_found(client, token, given);
+                Ok(())
             }
             Message::LockFree { client } if from_head => {
                 self.lock_freed(client);

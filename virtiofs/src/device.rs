@@ -86,6 +86,17 @@ pub struct Device {
     /// Requests that came in a form that is none.
     malformed: AtomicU64,
     ended: AtomicBool,
+    place: Mutex<Place>,
+}
+
+/// Where the guest is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Place {
+    Here,
+    /// What another device must know was told: that goes on, which shows this secret, or this one does.
+    Leaving(u128),
+    /// This device goes on for a guest from elsewhere, whose queues have not started.
+    Arriving,
 }
 
 impl std::fmt::Debug for Device {
@@ -100,7 +111,8 @@ impl Device {
         let told = Arc::default();
         let server = RwLock::new(Self::server_of(&fs, &options, &told));
         let (malformed, ended) = (AtomicU64::new(0), AtomicBool::new(false));
-        Arc::new(Self { fs, options, server, told, malformed, ended })
+        let place = Mutex::new(Place::Here);
+        Arc::new(Self { fs, options, server, told, malformed, ended, place })
     }
 
     fn server_of(
@@ -136,22 +148,45 @@ impl Device {
         self.server.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Goes on for the guest of a device that was killed; how many of its open files are lost, and of its locks.
+    /// Goes on for the guest of a device that was killed, or from which it moves; how many of its open files are lost, and of its locks.
     pub fn resume(&self, kept: Kept) -> (usize, usize) {
-        self.server().resume(kept.told, kept.opened, &kept.locked)
+        self.server().resume(kept.told, kept.opened, &kept.locked, kept.secret)
     }
 
-    /// What another device must know to go on for the guest. Its queues must be stopped.
-    pub fn state(&self) -> Kept {
-        let (told, opened) = self.server().state();
-        Kept { told, opened, locked: Vec::new() }
+    /// What another device must know to go on for the guest, which shows that secret. Its queues must be stopped, and when they start again
+    /// this device [goes on](Self::go_on).
+    pub fn leave(&self, secret: u128) -> Kept {
+        let mut place = self.place();
+        let server = self.server();
+        let (told, opened) = server.state();
+        let locked = server.leave_locks(secret);
+        *place = Place::Leaving(secret);
+        Kept { told, opened, locked, begun: Vec::new(), secret: Some(secret) }
     }
 
-    /// Goes on for the guest of a device on another machine, in place of the one that was here; how many of its open files are lost.
+    /// The guest's queues start: it is here, and goes nowhere.
+    pub fn go_on(&self) {
+        let mut place = self.place();
+        match std::mem::replace(&mut *place, Place::Here) {
+            Place::Here => {}
+            Place::Leaving(secret) => {
+                let lost = self.server().retake_locks(secret);
+                log::warn!("the guest has not moved, and goes on here; {lost} locks are lost");
+            }
+            Place::Arriving => self.server().arrive(),
+        }
+    }
+
+    fn place(&self) -> MutexGuard<'_, Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Goes on for the guest of a device on another machine, in place of the one that was here; how many of its open files are lost, and of its
+    /// locks.
     ///
     /// # Errors
     /// It knows more than a guest here may, or has more open.
-    pub fn take_over(&self, kept: Kept) -> Result<usize, String> {
+    pub fn take_over(&self, kept: Kept) -> Result<(usize, usize), String> {
         let Guest { nodes_max, handles_max } = self.options.guest;
         if kept.told.len() > nodes_max || kept.opened.len() > handles_max {
             return Err(format!(
@@ -164,11 +199,21 @@ impl Device {
         if let Some(ledger) = &self.options.ledger {
             ledger.take_over(&kept);
         }
-        Ok(self.resume(kept).0)
+        if let Some(secret) = kept.secret {
+            // Should it be the other one that goes on in the end, that gets them back.
+            *self.place() = Place::Arriving;
+            if let Err(error) = self.fs.leave(Some(secret)) {
+                log::warn!("locks of a guest that comes: {error}");
+            }
+        }
+        Ok(self.resume(kept))
     }
 
     /// The guest is gone, or begins anew: what it had open and locked is given back.
     pub fn reset(&self) {
+        if std::mem::replace(&mut *self.place(), Place::Here) != Place::Here {
+            self.server().arrive();
+        }
         if let Some(ledger) = &self.options.ledger {
             // Its locks go when the last request of it has ended.
             ledger.part();

@@ -44,7 +44,7 @@ const NODE: usize = 16;
 const HANDLE: usize = 24;
 const LOCK: usize = 48;
 /// Locks: what a client of the volume may have, and as many that are asked for.
-const LOCKS_MAX: usize = 1 << 15;
+pub(crate) const LOCKS_MAX: usize = 1 << 15;
 /// Room for so many slots is taken at once.
 const STEP: usize = 1 << 12;
 
@@ -119,7 +119,7 @@ impl Slots {
 }
 
 /// A lock in its slot.
-type Row = [u64; LOCK / 8];
+pub(crate) type Row = [u64; LOCK / 8];
 
 /// Slots of locks.
 #[derive(Debug, Default)]
@@ -128,12 +128,12 @@ struct LockSlots {
     free: Free,
 }
 
-fn row_of((ino, ..): LockOwner, fh: u64, lock: &Lock) -> Row {
+pub(crate) fn row_of((ino, ..): LockOwner, fh: u64, lock: &Lock) -> Row {
     let what = u64::from(lock.pid) << 16 | (lock.kind as u64) << 8 | lock.space as u64;
     [ino.0, fh, lock.owner, lock.start, lock.end, what]
 }
 
-fn lock_in(row: &Row) -> Option<Locked> {
+pub(crate) fn lock_in(row: &Row) -> Option<Locked> {
     let [ino, fh, owner, start, end, what] = *row;
     let kind = match what >> 8 & 0xff {
         1 => LockKind::Read,
@@ -173,6 +173,10 @@ pub struct Kept {
     pub opened: Vec<OpenFile>,
     /// Locks.
     pub locked: Vec<Locked>,
+    /// Requests that have no answer yet, of a guest that moves: the queue, and the first descriptor.
+    pub begun: Vec<(u16, u16)>,
+    /// By what the device there shows that it goes on for the guest of the one here.
+    pub secret: Option<u128>,
 }
 
 impl Ledger {
@@ -194,6 +198,16 @@ impl Ledger {
         // One device at a time.
         rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)?;
         Self::of(file, guest)
+    }
+
+    /// A book that nobody opens again: it knows what a device hands on whose guest moves.
+    ///
+    /// # Errors
+    /// Out of descriptors or memory.
+    pub fn anonymous(guest: &Guest) -> std::io::Result<Self> {
+        let flags = rustix::fs::MemfdFlags::CLOEXEC;
+        let file = rustix::fs::memfd_create("virtiofs-state", flags)?;
+        Ok(Self::of(file.into(), guest)?.0)
     }
 
     fn of(file: File, guest: &Guest) -> std::io::Result<(Self, Option<Kept>)> {

@@ -410,8 +410,12 @@ impl FileSystem for Tenant {
         self.fs.await_lock_event(seen, limit_ms);
     }
 
-    fn inherit(&self) -> Result<()> {
-        self.fs.inherit()
+    fn inherit(&self, secret: Option<u128>) -> Result<()> {
+        self.fs.inherit(secret)
+    }
+
+    fn leave(&self, secret: Option<u128>) -> Result<bool> {
+        self.fs.leave(secret)
     }
 
     fn forget(&self, ino: InodeId, told: &dyn Fn() -> bool) {

@@ -1,13 +1,17 @@
 //! The state of a device on its way to another one, which goes on for the same guest (vhost-user's device state): which inodes the guest was
-//! told of, and which files it has open. The other device must have the same file system behind it, in which inodes have the same numbers.
+//! told of, which files it has open, what it has locked, and which requests have no answer yet (they wait for locks). The other device must have the same file system behind it, in which inodes have the same numbers.
 //!
 //! It goes through the hands of the monitors, which must not be able to make one: an inode in it is an inode that the guest may use,
 //! whosever it is. So it is sealed with a key that both devices have and no monitor has, and a device without a key hands nothing on.
 //!
-//! Numbers of eight bytes, the least significant first: magic with the version, how many inodes, how many files; then each inode with how
-//! often it was told, each file as handle, inode, flags; then 32 bytes: HMAC-SHA-256 of all of that. The key of it is another HMAC, with the
-//! key that the devices have: of the tenant's name, a zero byte, and the five numbers that tell the directory that it shares from others
-//! ([`Tenant::mark`]). The inodes of one directory are nothing to another, least of all its root.
+//! Numbers of eight bytes, the least significant first: magic with the version, how many inodes, files, locks, requests, and two numbers drawn
+//! by chance; then each inode with how often it was told, each file as handle, inode, flags, each lock as a [ledger](crate::ledger) has it,
+//! each request as its queue times 65536 and its first descriptor; then 32 bytes: HMAC-SHA-256 of all of that. The key of it is another HMAC,
+//! with the key that the devices have: of the tenant's name, a zero byte, and the five numbers that tell the directory that it shares from
+//! others ([`Tenant::mark`]). The inodes of one directory are nothing to another, least of all its root.
+//!
+//! By the secret with which the other device shows the file system that it gets the locks (`FileSystem::leave`) no monitor could get them: it is the HMAC
+//! of the two drawn numbers.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -15,18 +19,21 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use base::InodeId;
-use frontend::fuse::{Guest, OpenFile};
+use client::fs::LOCK_END;
+use frontend::fuse::{Guest, Locked, OpenFile};
 use ring::hmac;
 
 use crate::device::Device;
-use crate::ledger::Kept;
+use crate::ledger::{Kept, LOCKS_MAX, Row, lock_in, row_of};
 use crate::tenant::Tenant;
+use crate::vring::{SIZE_MAX, Vrings};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"CRBLVFM2");
-/// Numbers before the lists, for an inode, for a file.
-const HEAD: usize = 3;
+const MAGIC: u64 = u64::from_le_bytes(*b"CRBLVFM3");
+/// Numbers before the lists, for an inode, for a file, for a lock.
+const HEAD: usize = 7;
 const NODE: usize = 2;
 const HANDLE: usize = 3;
+const LOCK: usize = size_of::<Row>() / 8;
 /// Bytes of the seal.
 const SEAL: usize = 32;
 /// How many bytes a key has.
@@ -80,26 +87,43 @@ impl Seal {
         hmac::sign(&self.0, body)
     }
 
+    /// By what the device shows the file system that it goes on for the one that drew these numbers.
+    fn secret(&self, drawn: [u64; 2]) -> u128 {
+        let mut of = b"heir".to_vec();
+        of.extend(drawn.into_iter().flat_map(u64::to_le_bytes));
+        let tag = hmac::sign(&self.0, &of);
+        tag.as_ref().iter().take(16).fold(0, |n, byte| n << 8 | u128::from(*byte))
+    }
+
     fn fits(&self, body: &[u8], seal: &[u8]) -> bool {
         hmac::verify(&self.0, body, seal).is_ok()
     }
 }
 
-fn encode(kept: &Kept, seal: &Seal) -> Vec<u8> {
-    let counts = [MAGIC, kept.told.len() as u64, kept.opened.len() as u64];
+fn encode(kept: &Kept, drawn: [u64; 2], seal: &Seal) -> Vec<u8> {
+    let counts = [kept.told.len(), kept.opened.len(), kept.locked.len(), kept.begun.len()];
+    let head = [MAGIC].into_iter().chain(counts.map(|n| n as u64)).chain(drawn);
     let told = kept.told.iter().flat_map(|(ino, lookups)| [ino.0, *lookups]);
     let opened = kept.opened.iter().flat_map(|open| [open.fh, open.ino.0, open.flags.into()]);
-    let numbers = counts.into_iter().chain(told).chain(opened);
+    let locked = kept.locked.iter().flat_map(|Locked { ino, fh, lock }| {
+        row_of((*ino, lock.space, lock.owner), *fh, lock)
+    });
+    let begun = kept.begun.iter().map(|(queue, head)| u64::from(*queue) << 16 | u64::from(*head));
+    let numbers = head.chain(told).chain(opened).chain(locked).chain(begun);
     let mut bytes: Vec<u8> = numbers.flat_map(u64::to_le_bytes).collect();
     let seal = seal.of(&bytes);
     bytes.extend_from_slice(seal.as_ref());
     bytes
 }
 
+/// Requests without an answer at most.
+const BEGUN_MAX: usize = (crate::vhost::QUEUES_MAX + 1) * SIZE_MAX as usize;
+
 /// How long the longest state is, of a guest that may know and open so much.
 fn longest(guest: &Guest) -> usize {
     let lists = guest.nodes_max.saturating_mul(NODE);
     let lists = lists.saturating_add(guest.handles_max.saturating_mul(HANDLE));
+    let lists = lists.saturating_add(LOCKS_MAX * LOCK + BEGUN_MAX);
     lists.saturating_add(HEAD).saturating_mul(8).saturating_add(SEAL)
 }
 
@@ -120,11 +144,20 @@ fn decode(bytes: &[u8], seal: &Seal) -> Result<Kept, String> {
     if head[0] != MAGIC {
         return Err("the state of another kind of device, or of another version".into());
     }
-    let count = |n: u64, of: usize| usize::try_from(n).ok()?.checked_mul(of);
-    let told = count(head[1], NODE).filter(|told| *told <= lists.len());
-    let (told, opened) = lists.split_at(told.ok_or("more inodes than there are")?);
-    if count(head[2], HANDLE) != Some(opened.len()) {
-        return Err("another number of files than there are".into());
+    let mut lists = lists;
+    let mut list = |at: usize, of: usize| {
+        let len = usize::try_from(head[at]).ok().and_then(|n| n.checked_mul(of));
+        let (list, rest) = len.and_then(|len| lists.split_at_checked(len))?;
+        lists = rest;
+        Some(list)
+    };
+    let (Some(told), Some(opened), Some(locked), Some(begun)) =
+        (list(1, NODE), list(2, HANDLE), list(3, LOCK), list(4, 1))
+    else {
+        return Err("more inodes, files, locks or requests than there are".into());
+    };
+    if !lists.is_empty() {
+        return Err("more than it says".into());
     }
     let told: Vec<(InodeId, u64)> =
         told.chunks_exact(NODE).map(|node| (InodeId(node[0]), node[1])).collect();
@@ -142,7 +175,23 @@ fn decode(bytes: &[u8], seal: &Seal) -> Result<Kept, String> {
     {
         return Err("inodes or files that cannot be".into());
     }
-    Ok(Kept { told, opened, locked: Vec::new() })
+    let lock = |row: &Row| {
+        let locked = lock_in(row).filter(|l| {
+            let lock = &l.lock;
+            l.ino.0 != 0 && lock.start <= lock.end && lock.end <= LOCK_END
+        })?;
+        // As it was said, and in no other way.
+        let owner = (locked.ino, locked.lock.space, locked.lock.owner);
+        (row_of(owner, locked.fh, &locked.lock) == *row).then_some(locked)
+    };
+    let locked = locked.as_chunks().0.iter().map(lock).collect::<Option<Vec<_>>>();
+    let queue = |n: &u64| Some((u16::try_from(n >> 16).ok()?, (n & 0xffff) as u16));
+    let begun = begun.iter().map(queue).collect::<Option<Vec<_>>>();
+    let (Some(locked), Some(begun)) = (locked, begun) else {
+        return Err("locks or requests that cannot be".into());
+    };
+    let secret = Some(seal.secret([head[5], head[6]]));
+    Ok(Kept { told, opened, locked, begun, secret })
 }
 
 /// A transfer that is under way.
@@ -150,12 +199,24 @@ fn decode(bytes: &[u8], seal: &Seal) -> Result<Kept, String> {
 pub struct Transfer(JoinHandle<Result<(), String>>);
 
 impl Transfer {
-    /// Writes the device's state to a pipe, whose other end is read meanwhile.
+    /// Writes the device's state to a pipe, whose other end is read meanwhile. Its `rings` are stopped.
     ///
     /// # Errors
-    /// Out of threads.
-    pub fn save(device: &Device, seal: &Seal, mut to: File) -> std::io::Result<Self> {
-        let bytes = encode(&device.state(), seal);
+    /// Out of threads, or a request is being served.
+    pub fn save(
+        device: &Device,
+        rings: &Vrings,
+        seal: &Seal,
+        mut to: File,
+    ) -> std::io::Result<Self> {
+        let begun = rings.begun().map_err(std::io::Error::other)?;
+        let mut bytes = [0; 16];
+        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+        let (low, high) = bytes.split_at(8);
+        let drawn = [low, high]
+            .map(|half| half.iter().fold(0, |n: u64, byte| n << 8 | u64::from(*byte)));
+        let kept = Kept { begun, ..device.leave(seal.secret(drawn)) };
+        let bytes = encode(&kept, drawn, seal);
         let body = move || to.write_all(&bytes).map_err(|e| format!("sending the state: {e}"));
         Ok(Self(std::thread::Builder::new().name("virtiofs-state".into()).spawn(body)?))
     }
@@ -164,8 +225,13 @@ impl Transfer {
     ///
     /// # Errors
     /// Out of threads.
-    pub fn load(device: &Arc<Device>, seal: &Seal, from: File) -> std::io::Result<Self> {
-        let (device, seal) = (device.clone(), seal.clone());
+    pub fn load(
+        device: &Arc<Device>,
+        rings: &Arc<Vrings>,
+        seal: &Seal,
+        from: File,
+    ) -> std::io::Result<Self> {
+        let (device, rings, seal) = (device.clone(), rings.clone(), seal.clone());
         let most = longest(&device.guest()) as u64;
         let body = move || {
             let mut bytes = Vec::new();
@@ -175,12 +241,13 @@ impl Transfer {
                 return Err("a state of more than a guest here may know".into());
             }
             let kept = decode(&bytes, &seal)?;
-            let (told, opened) = (kept.told.len(), kept.opened.len());
-            let lost = device.take_over(kept)?;
+            let (told, opened, locked) = (kept.told.len(), kept.opened.len(), kept.locked.len());
+            let begun = kept.begun.clone();
+            let (lost, unlocked) = device.take_over(kept)?;
             log::info!(
-                "goes on with a guest of another device, which knows {told} inodes and has {opened} files open; {lost} of these are lost"
+                "goes on with a guest of another device, which knows {told} inodes and has {opened} files open, of which {lost} are lost, and {locked} locks, of which {unlocked} are lost"
             );
-            Ok(())
+            rings.begin_again(&begun)
         };
         Ok(Self(std::thread::Builder::new().name("virtiofs-state".into()).spawn(body)?))
     }

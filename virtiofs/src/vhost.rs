@@ -166,6 +166,9 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let ring = self.ring(index.into())?;
+        if let Some(device) = &self.device {
+            device.go_on();
+        }
         let inflight = self.inflight.clone().filter(|i| i.has(index.into(), 1));
         ring.start(fd, inflight).map_err(refuse)
     }
@@ -288,8 +291,8 @@ impl VhostUserBackendReqHandlerMut for Session {
             return Err(refuse("the state of a device is handed on while its queues are stopped"));
         }
         let begun = match direction {
-            VhostTransferStateDirection::SAVE => Transfer::save(device, seal, file),
-            VhostTransferStateDirection::LOAD => Transfer::load(device, seal, file),
+            VhostTransferStateDirection::SAVE => Transfer::save(device, &self.rings, seal, file),
+            VhostTransferStateDirection::LOAD => Transfer::load(device, &self.rings, seal, file),
         };
         self.transfer = Some(begun.map_err(refuse)?);
         Ok(None)

@@ -67,6 +67,8 @@ struct State {
     /// Taken from the ring by a device that was killed.
     again: VecDeque<u16>,
     held: Vec<Held>,
+    /// Those whose replies come later.
+    off: Vec<u16>,
     /// Where the monitor was told that we stopped.
     stopped_at: Option<u16>,
     /// Chains that somebody is at, who may write to guest memory.
@@ -189,6 +191,7 @@ impl Vring {
             tracker: None,
             again: VecDeque::new(),
             held: Vec::new(),
+            off: Vec::new(),
             stopped_at: None,
             busy: 0,
             broken: false,
@@ -277,6 +280,7 @@ impl Vring {
         if state.stopped_at != Some(base) {
             state.life += 1;
             state.held.clear();
+            state.off.clear();
         }
         state.rings.set_next_avail(base);
     }
@@ -301,11 +305,11 @@ impl Vring {
             state.rings.set_ready(false);
             return Err(format!("queue {}: rings outside of the guest's memory", self.index));
         }
+        let size = state.rings.size();
         let used = state.rings.used_idx(&*map, Ordering::Acquire).map_err(|e| e.to_string())?.0;
         state.rings.set_next_used(used);
         state.tracker = None;
         if let Some(region) = region {
-            let size = state.rings.size();
             let (tracker, begun) = Tracker::open(region, self.index, size, used)
                 .ok_or("inflight region has no room for the queue")?;
             // What the last device had taken from the ring and not given back; not what this one still has.
@@ -315,6 +319,11 @@ impl Vring {
                 state.again = begun.into();
             }
             state.tracker = Some(tracker);
+        }
+        // What another device had taken it knows from its state.
+        let again = state.again.clone();
+        if let Some(tracker) = &mut state.tracker {
+            again.into_iter().filter(|head| *head < size).for_each(|head| tracker.begin(head));
         }
         state.stopped_at = None;
         state.armed = false;
@@ -385,6 +394,24 @@ impl Vring {
         at
     }
 
+    /// The first descriptors of requests that were taken and are not given back. The queue is stopped.
+    ///
+    /// # Errors
+    /// One is being served.
+    pub fn begun(&self) -> Result<Vec<u16>, String> {
+        let state = self.state();
+        if state.busy > 0 {
+            return Err(format!("{} requests of queue {} are served", state.busy, self.index));
+        }
+        let (again, held) = (state.again.iter().copied(), state.held.iter().map(|held| held.head));
+        Ok(again.chain(held).chain(state.off.iter().copied()).collect())
+    }
+
+    /// These were taken by the device from which the guest comes, and are done again when the queue starts.
+    pub fn begin_again(&self, heads: impl IntoIterator<Item = u16>) {
+        self.state().again = heads.into_iter().collect();
+    }
+
     /// The guest has given up all that it had asked.
     pub fn reset(&self) {
         self.stop_at();
@@ -392,6 +419,7 @@ impl Vring {
         state.life += 1;
         state.owed = 0;
         state.held.clear();
+        state.off.clear();
         state.again.clear();
         state.stopped_at = None;
         state.call = None;
@@ -671,7 +699,11 @@ impl Chain for RingChain {
     fn put_off(&mut self) {
         if self.stage == Stage::Busy {
             self.stage = Stage::Off;
-            self.ring.not_busy(&mut self.ring.state());
+            let mut state = self.ring.state();
+            if state.life == self.life {
+                state.off.push(self.head);
+            }
+            self.ring.not_busy(&mut state);
         }
     }
 
@@ -680,6 +712,7 @@ impl Chain for RingChain {
         self.stage = Stage::Done;
         let mut state = self.ring.state();
         if state.life == self.life {
+            state.off.retain(|head| *head != self.head);
             if state.runs() {
                 let written = scatter(reply, &self.writable);
                 state.put(self.head, u32::try_from(written).unwrap_or(0));
@@ -716,6 +749,34 @@ pub struct Vrings {
     pub all: Vec<Arc<Vring>>,
     /// Whose they are.
     pub tenant: String,
+}
+
+impl Vrings {
+    /// Requests that have no answer yet: queue and first descriptor. All queues are stopped.
+    ///
+    /// # Errors
+    /// One is being served.
+    pub fn begun(&self) -> Result<Vec<(u16, u16)>, String> {
+        let mut all = Vec::new();
+        for (queue, ring) in (0u16..).zip(&self.all) {
+            all.extend(ring.begun()?.into_iter().map(|head| (queue, head)));
+        }
+        Ok(all)
+    }
+
+    /// Those of a device from which the guest comes.
+    ///
+    /// # Errors
+    /// That has more queues.
+    pub fn begin_again(&self, begun: &[(u16, u16)]) -> Result<(), String> {
+        if let Some((queue, _)) = begun.iter().find(|(q, _)| usize::from(*q) >= self.all.len()) {
+            return Err(format!("requests of queue {queue}, which is not here"));
+        }
+        for (queue, ring) in (0u16..).zip(&self.all) {
+            ring.begin_again(begun.iter().filter(|(q, _)| *q == queue).map(|(_, head)| *head));
+        }
+        Ok(())
+    }
 }
 
 impl hal::Transport for Vrings {

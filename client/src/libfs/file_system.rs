@@ -303,8 +303,12 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         true
     }
 
-    fn inherit(&self) -> Result<()> {
-        self.do_inherit()
+    fn inherit(&self, secret: Option<u128>) -> Result<()> {
+        self.do_inherit(secret)
+    }
+
+    fn leave(&self, secret: Option<u128>) -> Result<bool> {
+        self.do_leave(secret).map(|()| true)
     }
 
     fn keeps_acls(&self) -> bool {

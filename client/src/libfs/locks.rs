@@ -8,6 +8,7 @@
 
 use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, Ordering};
 
 use base::planted::{Bug, planted};
 use base::{ClientId, Errno, InodeId, Sequence};
@@ -18,7 +19,7 @@ use storage::format::sole::SoleWord;
 use storage::locks::FileLocks;
 
 use super::LibFsOn;
-use super::host::Host;
+use super::host::{Host, Memory};
 use super::session::Session;
 use super::sole::{Judged, Soles, judge};
 use super::sync::RwLock;
@@ -37,6 +38,10 @@ pub struct Locks<H: Host> {
     granted: RwLock<Granted, H>,
     /// Held by the thread that asks for them again.
     reclaiming: RwLock<(), H>,
+    /// To whom the client leaves them, by the secret that it shows.
+    leaves: RwLock<Option<u128>, H>,
+    /// It did so once.
+    has_left: AtomicBool,
 }
 
 /// What came of a request.
@@ -52,7 +57,9 @@ enum Asked<H: Host> {
 impl<H: Host> Default for Locks<H> {
     fn default() -> Self {
         let orders = core::array::from_fn(|_| RwLock::default());
-        Self { orders, granted: RwLock::default(), reclaiming: RwLock::default() }
+        let (granted, reclaiming) = (RwLock::default(), RwLock::default());
+        let (leaves, has_left) = (RwLock::default(), AtomicBool::new(false));
+        Self { orders, granted, reclaiming, leaves, has_left }
     }
 }
 
@@ -252,12 +259,42 @@ impl<H: Host> LibFsOn<H> {
     }
 
     /// What a process before this one had locked is this one's. It is not remembered here: that comes of asking for it.
-    pub(crate) fn do_inherit(&self) -> Result<()> {
-        if self.config.heir == 0 {
+    pub(crate) fn do_inherit(&self, secret: Option<u128>) -> Result<()> {
+        let heir = secret.unwrap_or(self.config.heir);
+        if heir == 0 {
             return Ok(());
         }
-        let request = Request::Inherit { heir: self.config.heir };
+        let request = Request::Inherit { heir };
         self.run(|turn| Ok(turn.session.call(&request, Sequence(0), &mut Vec::new())?))
+    }
+
+    /// Leaves what is locked to whoever shows the secret, and forgets it: nobody may ask for it again when it is somebody else's.
+    pub(crate) fn do_leave(&self, secret: Option<u128>) -> Result<()> {
+        let session = self.session()?;
+        self.locks.has_left.store(true, Ordering::Relaxed);
+        let mut leaves = self.locks.leaves.write();
+        *leaves = secret;
+        if secret.is_some() {
+            self.locks.granted.write().files.clear();
+        }
+        self.name_heir(session, secret);
+        Ok(())
+    }
+
+    /// The same in a session that has begun just now.
+    pub(crate) fn name_heir_in(&self, session: &Session<H>) {
+        if self.config.heir != 0 || self.locks.has_left.load(Ordering::Relaxed) {
+            self.name_heir(session, *self.locks.leaves.read());
+        }
+    }
+
+    fn name_heir(&self, session: &Session<H>, leaves: Option<u128>) {
+        let heir = leaves.unwrap_or(self.config.heir);
+        let memory = &session.segment.memory;
+        memory.store(control::LEAVES, 0, Ordering::Release);
+        memory.store(control::HEIR, heir as u64, Ordering::Release);
+        memory.store(control::HEIR + 8, (heir >> 64) as u64, Ordering::Release);
+        memory.store(control::LEAVES, u64::from(leaves.is_some()), Ordering::Release);
     }
 
     /// How often a lock that we wait for may have become free.

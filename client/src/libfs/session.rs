@@ -70,10 +70,6 @@ impl<H: Host> Session<H> {
     pub fn attach(config: &Config, number: u64, proofs: Arc<Proofs<H>>) -> Result<Self> {
         let user = H::euid();
         let segment = Segment::<H>::attach(config)?;
-        if config.heir != 0 {
-            segment.memory.store(control::HEIR, config.heir as u64, Ordering::Release);
-            segment.memory.store(control::HEIR + 8, (config.heir >> 64) as u64, Ordering::Release);
-        }
         let arenas = RwLock::new(BTreeMap::new());
         arenas.write().spread();
         Ok(Self {

@@ -6,11 +6,11 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use base::{ClientId, Errno};
+use base::{ClientId, Errno, InodeId};
 use client::fs::{FileLocks, Lock, LockKind, LockSpace, Result};
 
 use super::locks::Owner;
-use super::server::Ledger;
+use super::server::{Ledger, Locked};
 
 /// Requests of one owner are asked one after the other, so that what is written down is what was done last.
 const ORDERS: usize = 16;
@@ -111,6 +111,30 @@ impl LockBook {
         ledger.locked(owner, fh, &owned.all());
         self.keep(owner, owned);
         lost
+    }
+
+    /// All that is locked.
+    pub(super) fn all(&self) -> Vec<Locked> {
+        let owners = self.owners();
+        let of = |(owner, owned): (&Owner, &Owned)| {
+            let (ino, fh) = (owner.0, owned.fh);
+            owned.all().into_iter().map(move |lock| Locked { ino, fh, lock })
+        };
+        owners.iter().flat_map(of).collect()
+    }
+
+    /// Asks once more for all of it, by `ask`; how many locks are lost.
+    pub(super) fn retake(
+        &self,
+        ledger: &dyn Ledger,
+        ask: impl Fn(InodeId, &Lock) -> Result<()>,
+    ) -> usize {
+        let owners: Vec<Owner> = self.owners().keys().copied().collect();
+        let retake = |owner: Owner| {
+            let Some(owned) = self.owners().remove(&owner) else { return 0 };
+            self.resume(ledger, (owner, owned.fh), &owned.all(), |lock| ask(owner.0, lock))
+        };
+        owners.into_iter().map(retake).sum()
     }
 
     fn keep(&self, owner: Owner, owned: Owned) {

@@ -121,7 +121,7 @@ impl FileSystem for Locking {
         true
     }
 
-    fn inherit(&self) -> Result<()> {
+    fn inherit(&self, _: Option<u128>) -> Result<()> {
         self.inherited.fetch_add(1, Ordering::SeqCst);
         Ok(())
     }
@@ -602,7 +602,7 @@ fn what_is_locked_is_written_down_before_and_crossed_out_afterwards() {
     let next = World::on(fs.clone(), Some(notes.clone()));
     let handle = |fh| OpenFile { fh, ino: InodeId(ino), flags: 2 };
     let told = [(InodeId(ino), 1)];
-    let lost = next.server.resume(told, [handle(first), handle(second)], &kept);
+    let lost = next.server.resume(told, [handle(first), handle(second)], &kept, None);
     assert_eq!((lost, fs.inherited.load(Ordering::SeqCst)), ((0, 0), 1));
     assert_eq!(notes.all(), kept);
     // By the rules by which the one before would have: a process's go with its FLUSH, an open file's with its RELEASE.
@@ -615,7 +615,7 @@ fn what_is_locked_is_written_down_before_and_crossed_out_afterwards() {
     assert_eq!(next.set(ino, first, 11, F_WRLCK, LK_FLOCK), 0);
     let kept = notes.all();
     let last = World::on(fs.clone(), Some(notes.clone()));
-    assert_eq!(last.server.resume(told, [], &kept), (0, 0));
+    assert_eq!(last.server.resume(told, [], &kept, None), (0, 0));
     assert!(!last.held().contains(&11) && notes.owners().iter().all(|owner| *owner != 11));
     // Somebody else has it by now.
     let other = Lock { kind: LockKind::Write, ..Lock::all_of(LockSpace::Flock, 1000) };
@@ -623,7 +623,7 @@ fn what_is_locked_is_written_down_before_and_crossed_out_afterwards() {
     fs.held.lock().unwrap().push((InodeId(ino), other));
     let after = World::on(fs.clone(), Some(notes.clone()));
     notes.locked((InodeId(ino), LockSpace::Flock, 12), first, &[held.lock]);
-    assert_eq!(after.server.resume(told, [handle(first)], &[held]), (0, 1));
+    assert_eq!(after.server.resume(told, [handle(first)], &[held], None), (0, 1));
     assert!(!notes.owners().contains(&12));
     assert_eq!(after.call(op::DESTROY, 0, &[]).0, 0);
     assert_eq!(notes.all(), []);

@@ -66,6 +66,8 @@ pub(super) struct Locks {
     owners: AtomicUsize,
     /// Where there is a ledger.
     book: LockBook,
+    /// Held while those who wait are tried. `true`: they are not, since the guest is about to go on elsewhere.
+    paused: Mutex<bool>,
 }
 
 /// A RELEASE that was read, until it is served: the kernel sent it before what it sends next, which another thread may serve
@@ -138,6 +140,10 @@ impl Waiting {
 }
 
 impl Locks {
+    fn paused(&self) -> MutexGuard<'_, bool> {
+        self.paused.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -604,13 +610,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
     }
 
     /// Goes on with what a guest had locked; how many of these locks are lost.
-    pub(super) fn resume_locks(&self, locked: &[Locked]) -> usize {
+    pub(super) fn resume_locks(&self, locked: &[Locked], secret: Option<u128>) -> usize {
         if !self.shares_locks() {
             return locked.len();
         }
         // Who had nothing locked is nobody's heir: what the one before may have had was another guest's, and is given back by its end.
         if !locked.is_empty()
-            && let Err(error) = self.fs.inherit()
+            && let Err(error) = self.fs.inherit(secret)
         {
             log::warn!("others may have got what was locked before: {error}");
         }
@@ -633,6 +639,52 @@ impl<F: FileSystem + ?Sized> Server<F> {
             lost += self.locks.book.resume(&**ledger, (owner, fh), &locks, ask);
         }
         lost
+    }
+
+    /// The guest, whose queues are stopped, is to go on elsewhere: nobody is asked for locks any more, and whoever shows the secret may have
+    /// what is locked. What that is, as the next server must know it.
+    pub fn leave_locks(&self, secret: u128) -> Vec<Locked> {
+        if !self.shares_locks() {
+            return Vec::new();
+        }
+        *self.locks.paused() = true;
+        let waiting: Vec<_> =
+            self.locks.state().waiting.iter().map(|w| (w.ino, w.unique)).collect();
+        waiting.into_iter().for_each(|(ino, unique)| self.fs.cancel_lock(ino, unique));
+        let all = self.locks.book.all();
+        let left = self.fs.leave(Some(secret));
+        if !matches!(left, Ok(true)) {
+            left.err().into_iter().for_each(|error| log::warn!("locks on their way: {error}"));
+            // Others may get them before the guest goes on.
+            for owner in all.iter().map(|l| (l.ino, l.lock.space, l.lock.owner)) {
+                note_kept(owner.0, self.fs.lock(owner.0, &Lock::all_of(owner.1, owner.2), 0));
+            }
+        }
+        all
+    }
+
+    /// The guest goes on here after all; how many of its locks are lost.
+    pub fn retake_locks(&self, secret: u128) -> usize {
+        let Some(ledger) = self.options.ledger.as_ref().filter(|_| self.shares_locks()) else {
+            return 0;
+        };
+        if let Err(error) = self.fs.inherit(Some(secret)) {
+            log::warn!("others may have got what was locked before: {error}");
+        }
+        self.arrive();
+        let lost = self.locks.book.retake(&**ledger, |ino, lock| self.fs.lock(ino, lock, 0));
+        *self.locks.paused() = false;
+        self.try_waiting();
+        lost
+    }
+
+    /// Nobody is left anything any more: the guest is here.
+    pub fn arrive(&self) {
+        if self.shares_locks()
+            && let Err(error) = self.fs.leave(None)
+        {
+            log::warn!("locks of a guest that has come: {error}");
+        }
     }
 
     /// Ends [`run_locks`](Self::run_locks).
@@ -668,6 +720,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     /// Tries everybody on the list once.
     fn try_waiting(&self) {
+        let paused = self.locks.paused();
+        if *paused {
+            return;
+        }
         let count = self.locks.state().waiting.len();
         for _ in 0..count {
             let Some(waiting) = self.locks.state().waiting.pop_front() else { return };

@@ -873,6 +873,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         told: impl IntoIterator<Item = (InodeId, u64)>,
         opened: impl IntoIterator<Item = OpenFile>,
         locked: &[Locked],
+        secret: Option<u128>,
     ) -> (usize, usize) {
         let _ = self.caching.set(Caching::Nothing);
         told.into_iter().for_each(|(ino, lookups)| self.known.restore(ino, lookups));
@@ -896,7 +897,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             opened.insert(fh, Opened { handle, ino, direct, appends, reads, flags });
         }
         // Before that somebody else may hold them open: what has no name lives as long as that.
-        let unlocked = self.resume_locks(locked);
+        let unlocked = self.resume_locks(locked, secret);
         self.ready.store(true, Ordering::Release);
         (lost, unlocked)
     }

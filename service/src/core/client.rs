@@ -180,6 +180,8 @@ pub struct Client {
     pub gone: bool,
     /// Ended, and an heir may come for so long ([`heir`](super::heir)).
     pub heir_until: Option<Nanos>,
+    /// What it had locked, an heir had of it that showed this secret, while it lives.
+    pub left: Option<(ClientId, u128)>,
     /// Stopped inside an operation for too long.
     pub expelled: bool,
     /// Its log was made longer or shorter.
@@ -330,6 +332,7 @@ impl Client {
             start_time: process.1,
             gone: false,
             heir_until: None,
+            left: None,
             expelled: false,
             resized: false,
             reader: Reader::new(Segment::Log(segment), descriptor),
@@ -467,6 +470,11 @@ impl Client {
     /// By what an heir is known; 0: it has none.
     pub fn heir(&self) -> u128 {
         u128::from(self.word(control::HEIR)) | u128::from(self.word(control::HEIR + 8)) << 64
+    }
+
+    /// Whether an heir may have what it has locked although it lives.
+    pub fn leaves(&self) -> bool {
+        self.word(control::LEAVES) == 1
     }
 
     /// Nobody is its heir.

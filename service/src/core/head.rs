@@ -83,6 +83,8 @@ pub(super) struct Head {
     pub early_locks: Vec<(NodeId, Message)>,
     /// Who asked for a lock, and is answered once it is known whether those who bar it are gone, and when at the latest.
     pub doubtful_locks: Vec<(Nanos, NodeId, Message)>,
+    /// Clients that seek what others have left to them.
+    pub seeking: Vec<super::sought::Seeking>,
     /// When those were asked last who shall give locks back.
     pub soles_asked: Nanos,
     /// What past sessions have open.
@@ -147,6 +149,7 @@ impl Head {
             locks: LockTable::default(),
             early_locks: Vec::new(),
             doubtful_locks: Vec::new(),
+            seeking: Vec::new(),
             soles_asked: 0,
             keeping,
             next_inode,
@@ -191,6 +194,8 @@ impl Head {
         self.followers.clear();
         self.joining.clear();
         self.promised.clear();
+        // (Who seeks asks again.)
+        self.seeking.clear();
         if !planted(Bug::NamedBefore) {
             // Whoever has reported does so anew, and what has ended since may be unheard: it was said in an epoch that
             // is over.
@@ -319,6 +324,14 @@ impl Node {
                 self.sole_said(client, (ino, token), says)
             }
             Message::LockHeir { client, heir } => self.locks_inherited(from, client, heir),
+            Message::HeirSeek { client, token, secret } => {
+                self.seek_heirs_of(from, client, (token, secret));
+                Ok(())
+            }
+            Message::HeirAnswer { heir, token } => {
+                self.heir_answered(from, heir, token);
+                Ok(())
+            }
             Message::Unpin { client, inodes } => self.unpinned(client, &inodes),
             Message::Kept { client, inodes } => self.kept_arrived(client, inodes),
             Message::Pinned { client, inodes, rights } => {

@@ -9,9 +9,13 @@
 //! who waits gets one in between; then the old client ends as any does. What was open the heir has opened itself before, as long as
 //! the old one kept it.
 //!
+//! A client that *leaves* (`control::LEAVES`: its guest moves to another machine) need not have ended: whoever shows its secret gets its locks
+//! while it lives, and may be a client of another node ([`sought`](super::sought)).
+//!
 //! It is kept no longer than its node's place in the chain, and not over a start of the machine. Its locks do not outlive the process of a
 //! head beside which it ended: nobody tells the next one of them.
 
+use base::planted::{Bug, planted};
 use base::{ClientId, Nanos};
 
 use super::client::Client;
@@ -21,10 +25,12 @@ use super::{Failure, Node};
 /// What became of an [`Inherit`](storage::format::rpc::Request::Inherit).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Inherited {
-    /// All that there was.
-    All,
-    /// There is more.
-    Some,
+    /// Nobody (any more) had the secret.
+    Nobody,
+    /// One: there may be more.
+    One,
+    /// There may be some, in the next turn.
+    Later,
     /// Not yet: one of those who had the secret is not at its end.
     Waits,
 }
@@ -82,31 +88,62 @@ impl Node {
     /// A client shows the secret of others. One of them is inherited in a turn, of whomever.
     pub(super) fn inherit(&mut self, heir: ClientId, secret: u128) -> Result<Inherited, Failure> {
         let Some(user) = self.agent.clients.get(&heir).map(|c| c.identity.uid) else {
-            return Ok(Inherited::All);
+            return Ok(Inherited::Nobody);
         };
         if secret == 0 {
-            return Ok(Inherited::All);
+            return Ok(Inherited::Nobody);
         }
+        self.leave_one(heir, (user, secret), true)
+    }
+
+    /// One of the clients of this node that had the secret leaves what it has locked to `heir`; if that is one of this node too (`beside`), those
+    /// are waited for that have not ended.
+    pub(super) fn leave_one(
+        &mut self,
+        heir: ClientId,
+        (user, secret): (u32, u128),
+        beside: bool,
+    ) -> Result<Inherited, Failure> {
         if self.turn.inherited {
-            return Ok(Inherited::Some);
+            return Ok(Inherited::Later);
         }
         // What lies in shared memory is looked at last.
         let is_of = |c: &&Client| {
-            c.id != heir && c.identity.uid == user && !c.expelled && c.heir() == secret
+            c.id != heir
+                && (c.identity.uid == user || planted(Bug::HeirOfAnyUser))
+                && !c.expelled
+                && c.left != Some((heir, secret))
+                && c.heir() == secret
         };
-        let (mut dead, mut more) = (None, false);
+        let (mut who, mut waits) = (None, false);
         for client in self.agent.clients.values().filter(is_of) {
             let ended = client.heir_until.is_some();
-            if !ended || self.agent.locking.returns_of(client.id) {
-                return Ok(Inherited::Waits);
+            let leaves = !client.gone && (client.leaves() || planted(Bug::HeirOfTheLiving));
+            if ended || leaves {
+                who = Some((client.id, ended));
+            } else {
+                waits |= beside;
             }
-            more = dead.replace(client.id).is_some() || more;
         }
-        let Some(client) = dead else { return Ok(Inherited::All) };
+        if waits {
+            return Ok(Inherited::Waits);
+        }
+        let Some((client, ended)) = who else { return Ok(Inherited::Nobody) };
+        if !ended && !planted(Bug::HeirSolesLeft) {
+            let soles = self.agent.clients.get(&client).map(|c| c.soles().collect::<Vec<_>>());
+            soles.into_iter().flatten().try_for_each(|ino| self.return_sole(client, ino))?;
+        }
+        if self.agent.locking.returns_of(client) {
+            return Ok(Inherited::Waits);
+        }
         self.turn.inherited = true;
         self.to_head(Message::LockHeir { client, heir });
-        self.agent.locking.inherit(client, heir, self.next_token);
-        self.end_gone(client)?;
-        Ok(if more { Inherited::Some } else { Inherited::All })
+        self.agent.locking.inherit(client, heir, (self.next_token, beside));
+        if ended {
+            self.end_gone(client)?;
+        } else if let Some(client) = self.agent.clients.get_mut(&client) {
+            client.left = Some((heir, secret));
+        }
+        Ok(Inherited::One)
     }
 }

@@ -21,6 +21,7 @@ use super::head::Head;
 use super::locks::Wish;
 use super::message::{LockAsk, Message, SoleSays};
 use super::sole::{Return, Wishes};
+use super::sought::Sought;
 use super::{Failure, Node};
 
 /// Who shall give locks back, and is silent, is told again after so long.
@@ -35,6 +36,8 @@ pub(super) struct Locking {
     held: BTreeMap<ClientId, BTreeMap<InodeId, FileLocks>>,
     /// Clients of an earlier run, of which the process before this one knew that.
     untold: BTreeSet<ClientId>,
+    /// Clients to which others may have left some.
+    seeking: BTreeSet<ClientId>,
     /// When to ask for the sole use of a file's locks.
     pub(super) wishes: Wishes,
     /// Those on their way back.
@@ -43,6 +46,8 @@ pub(super) struct Locking {
     unheard: Vec<Unheard>,
     /// Whose heirs it was told of, and may not have heard.
     heirs: Vec<HeirTold>,
+    /// What the head asks for heirs on other nodes.
+    pub(super) sought: Vec<Sought>,
 }
 
 /// A client has taken the place of another. A head that does not hear of it gives the locks away at the other's end.
@@ -79,19 +84,32 @@ impl Locking {
     pub(super) fn drop_client(&mut self, client: ClientId) {
         self.held.remove(&client);
         self.untold.remove(&client);
+        self.seeking.remove(&client);
         self.unheard.retain(|told| told.client != client);
         self.heirs.retain(|told| told.heir != client);
     }
 
-    /// What a client was granted is another one's. `since` as in [`told`](Self::told).
-    pub(super) fn inherit(&mut self, client: ClientId, heir: ClientId, since: u64) {
+    /// What a client was granted is another one's, whose agent this is as well (`beside`), or not. `since` as in [`told`](Self::told).
+    pub(super) fn inherit(
+        &mut self,
+        client: ClientId,
+        heir: ClientId,
+        (since, beside): (u64, bool),
+    ) {
         // A head that has heard nothing of it yet knows the one in between perhaps not at all.
         self.heirs.iter_mut().filter(|told| told.heir == client).for_each(|told| told.heir = heir);
         self.heirs.push(HeirTold { client, heir, since });
         let over = self.heirs.iter().filter(|t| t.heir == heir).count().saturating_sub(HEIRS_TOLD);
         let mut oldest = 0..over;
         self.heirs.retain(|told| told.heir != heir || oldest.next().is_none());
+        if !beside && planted(Bug::HeirRemembered) {
+            return;
+        }
         let Some(left) = self.held.remove(&client) else { return };
+        if !beside {
+            // The other agent learns of it when its client asks for each.
+            return;
+        }
         let files = self.held.entry(heir).or_default();
         for (ino, mut file) in left {
             file.rename(client, heir);
@@ -101,7 +119,9 @@ impl Locking {
 
     /// Whether a client may have locked something; of one of an earlier run that is not known.
     pub(super) fn may_hold(&self, client: ClientId) -> bool {
-        self.held.contains_key(&client) || self.untold.contains(&client)
+        self.held.contains_key(&client)
+            || self.untold.contains(&client)
+            || self.seeking.contains(&client)
     }
 
     /// Whether what a client has granted itself is still on its way back.
@@ -121,6 +141,8 @@ impl Locking {
         self.returns.clear();
         self.unheard.clear();
         self.heirs.clear();
+        self.sought.clear();
+        self.seeking.clear();
     }
 
     /// The head is told what came back; `since`: the number of the question that was asked last.
@@ -147,6 +169,24 @@ impl Locking {
             Message::LockHeir { client: told.client, heir: told.heir }
         });
         again.collect()
+    }
+
+    /// A client seeks what others have left to it: the head may know of locks that are not known here, until it has asked for each.
+    pub(super) fn seeks(&mut self, client: ClientId) {
+        if !self.untold.contains(&client) && !planted(Bug::SeekerReported) {
+            self.seeking.insert(client);
+        }
+    }
+
+    /// There were none.
+    pub(super) fn got_nothing(&mut self, client: ClientId) {
+        self.seeking.remove(&client);
+    }
+
+    /// What the head was told of that heir, and may not have heard.
+    pub(super) fn left_to(&self, heir: ClientId) -> Vec<Message> {
+        let of_it = self.heirs.iter().filter(|told| told.heir == heir);
+        of_it.map(|told| Message::LockHeir { client: told.client, heir }).collect()
     }
 
     /// The head has given a client the sole use of a file anew.
@@ -218,7 +258,7 @@ impl Locking {
         let mut pieces: Vec<Vec<_>> = all.chunks(most).map(<[_]>::to_vec).collect();
         // What clients of an earlier run had locked the head knows better than this process, until they have asked for it
         // again. (What they give up meanwhile waits in their slots.)
-        let whole = !self.untold.contains(&client);
+        let whole = !self.untold.contains(&client) && !self.seeking.contains(&client);
         if pieces.is_empty() && whole {
             // "Nothing" is told, too: the head may have granted what never arrived here.
             pieces.push(Vec::new());
@@ -233,6 +273,8 @@ impl Node {
     pub(super) fn note_lock(&mut self, client: ClientId, ino: InodeId, ask: LockAsk, errno: u16) {
         let LockAsk::Set { lock, .. } = ask else { return };
         if errno == 0 {
+            // What it has from now on it has not left to anybody.
+            self.agent.locking.heirs.retain(|told| told.client != client);
             self.agent.locking.remember(client, ino, lock);
         } else if lock.space == LockSpace::Flock && errno == Errno::AGAIN.0 {
             // The head has given up the old mode (see `LockTable::set`).
@@ -548,8 +590,9 @@ impl Node {
         client: ClientId,
         heir: ClientId,
     ) -> Result<(), Failure> {
-        if heir.node() != from {
-            self.env.counters.bad_messages += 1;
+        if !self.may_leave_to(from, client, heir) {
+            // Or it was said again, of what is long since done.
+            log::debug!("client {:#x} leaves nothing to {:#x}", client.0, heir.0);
             return Ok(());
         }
         let Some(head) = self.part.head_mut() else { return Ok(()) };
@@ -558,6 +601,7 @@ impl Node {
         }
         let mut told = BTreeSet::new();
         let soles = head.locks.inherit(self.env.now, client, heir, &mut told);
+        self.note_left(from, heir);
         self.tell_of_locks(told);
         self.look_at_doubtful(|(_, _, message)| soles.iter().any(|ino| is_about(message, *ino)))
     }

@@ -274,8 +274,16 @@ messages! {
     37 LOCK_SOLE "agent -> head" LockSole { client: ClientId, ino: InodeId, token: u64, says: SoleSays };
     /// It has it now (`given`), or shall give back what it had by that token.
     38 LOCK_SOLE_TOLD "head -> agent" LockSoleTold { client: ClientId, ino: InodeId, token: u64, given: bool };
-    /// Its process has ended, and all that it has locked is another client's of the same agent, at once (`core::heir`). Said again, before `LockHeld`, where the head may not have heard it.
+    /// Its process has ended, and all that it has locked is another client's, at once (`core::heir`), of the same agent or of one for which the head has asked. Said again, before `LockHeld`, where the head may not have heard it.
     39 LOCK_HEIR "agent -> head" LockHeir { client: ClientId, heir: ClientId };
+    /// It shows a secret that nobody beside it had (`core::sought`): does anybody leave something to it?
+    50 HEIR_SEEK "agent -> head" HeirSeek { client: ClientId, token: u64, secret: (u64, u64) };
+    /// That client of another node, of this user, asks.
+    51 HEIR_SOUGHT "head -> agent" HeirSought { heir: ClientId, token: u64, user: u32, secret: (u64, u64) };
+    /// Nobody here leaves more to it than was said by `LockHeir` before.
+    52 HEIR_ANSWER "agent -> head" HeirAnswer { heir: ClientId, token: u64 };
+    /// All have answered. `given`: somebody has left something to it.
+    53 HEIR_FOUND "head -> agent" HeirFound { client: ClientId, token: u64, given: bool };
     /// This process needs a snapshot, and its volume has held something: content may be offered (`core::offer`). `SnapshotWant` follows, for a head that does not know this.
     42 SNAPSHOT_HAD "syncing -> head" SnapshotHad { incarnation: u64 };
     /// This process needs a snapshot. Its volume has what the stream says up to `published`, and maybe some of what follows, up to `last`, of the stream as the head of that epoch had it (`core::history`). `had` as with `SnapshotHad`, which follows, for a head that does not know this.
@@ -330,7 +338,8 @@ impl Message {
             | Self::LockWant { client, .. }
             | Self::LockHeld { client, .. }
             | Self::LockSole { client, .. }
-            | Self::LockHeir { client, .. } => Some(*client),
+            | Self::LockHeir { client, .. }
+            | Self::HeirSeek { client, .. } => Some(*client),
             _ => None,
         }
     }

@@ -28,6 +28,7 @@ use super::heir::Inherited;
 use super::limits::LIST_BYTES;
 use super::message::{LockAsk, Message};
 use super::scrub::Content;
+use super::sought::{SEEK_AGAIN, SEEK_FOR, halves};
 use super::{Failure, Node, Role};
 
 /// Regular file.
@@ -77,7 +78,7 @@ pub(super) enum What {
     Unpin(Vec<InodeId>),
     Keep { before: Vec<ClientId>, inodes: Vec<InodeId>, last: bool },
     StatFs,
-    Inherit { heir: u128, waits: Option<Wait> },
+    Inherit { heir: u128, waits: Option<Wait>, seeks: Seeks },
     Release(Vec<u32>),
     Read { offset: u64, len: u32 },
     Lock(LockAsk),
@@ -92,6 +93,15 @@ pub(super) struct Wait {
     until: Nanos,
     /// What `Agent::ends` was at the last look.
     seen: u64,
+}
+
+/// How far the search for those whose heir one is has come.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Seeks {
+    /// When the head was asked first, and last.
+    asked: Option<(Nanos, Nanos)>,
+    /// Some was had, or nobody is left to be asked.
+    over: bool,
 }
 
 /// What a step of a request came to.
@@ -169,7 +179,9 @@ impl Pending {
             Request::Unpin { inodes } => (none, What::Unpin(inodes)),
             Request::Keep { before, inodes, last } => (none, What::Keep { before, inodes, last }),
             Request::StatFs => (none, What::StatFs),
-            Request::Inherit { heir } => (none, What::Inherit { heir, waits: None }),
+            Request::Inherit { heir } => {
+                (none, What::Inherit { heir, waits: None, seeks: Seeks::default() })
+            }
             Request::Release { slots } => (none, What::Release(slots)),
             Request::Read { ino, offset, len } => (ino, What::Read { offset, len }),
             Request::Lock { ino, wait, lock } => (ino, What::Lock(LockAsk::Set { lock, wait })),
@@ -842,7 +854,9 @@ impl Node {
                     w.u64(ino.0);
                 });
             }
-            What::Inherit { heir, waits } => return self.answer_inherit(p, heir, waits),
+            What::Inherit { heir, waits, seeks } => {
+                return self.answer_inherit(p, heir, waits, seeks);
+            }
             What::StatFs => {
                 let mut s = self.volume.statfs();
                 s.blocks_free = self.free_below();
@@ -909,21 +923,72 @@ impl Node {
     }
 
     /// Who does not end in time is not waited for: an heir that had to wait for ever would keep its guest waiting.
-    fn answer_inherit(&mut self, p: &mut Pending, heir: u128, waits: Option<Wait>) -> Stepped {
+    fn answer_inherit(
+        &mut self,
+        p: &mut Pending,
+        heir: u128,
+        waits: Option<Wait>,
+        seeks: Seeks,
+    ) -> Stepped {
         let (now, ends) = (self.env.now, self.agent.ends);
         if waits.is_some_and(|wait| wait.seen == ends && now < wait.until) {
             return Ok(Step::Wait);
         }
         match self.inherit(p.client, heir)? {
-            Inherited::All => done(),
-            Inherited::Some => Ok(Step::Wait),
+            Inherited::Nobody if seeks.over || heir == 0 => done(),
+            Inherited::Nobody => {
+                // Perhaps somebody on another node.
+                let (first, _) = seeks.asked.unwrap_or((now, now));
+                if now >= first.saturating_add(SEEK_FOR) {
+                    return refuse(Errno::AGAIN);
+                }
+                let token = self.token();
+                p.stage = Stage::Asked(token);
+                let seeks = Seeks { asked: Some((first, now)), over: false };
+                p.what = What::Inherit { heir, waits, seeks };
+                let secret = halves(heir);
+                self.agent.locking.seeks(p.client);
+                self.to_head(Message::HeirSeek { client: p.client, token, secret });
+                Ok(Step::Wait)
+            }
+            Inherited::One => {
+                p.what = What::Inherit { heir, waits, seeks: Seeks { over: true, ..seeks } };
+                Ok(Step::Wait)
+            }
+            Inherited::Later => Ok(Step::Wait),
             Inherited::Waits => {
                 let until = waits.map_or(now.saturating_add(self.env.config.grace), |w| w.until);
                 if now >= until {
                     return refuse(Errno::AGAIN);
                 }
-                p.what = What::Inherit { heir, waits: Some(Wait { until, seen: ends }) };
+                let waits = Some(Wait { until, seen: ends });
+                p.what = What::Inherit { heir, waits, seeks };
                 Ok(Step::Wait)
+            }
+        }
+    }
+
+    /// All other nodes have been asked for those whose heir a client is.
+    pub(super) fn heirs_found(&mut self, client: ClientId, token: u64, given: bool) {
+        let waiting = |p: &&mut Pending| p.client == client && p.stage == Stage::Asked(token);
+        let Some(at) = self.agent.requests.iter_mut().find(waiting) else { return };
+        if let What::Inherit { seeks, .. } = &mut at.what {
+            seeks.over = true;
+            at.stage = Stage::Lease;
+            if !given {
+                self.agent.locking.got_nothing(client);
+            }
+        }
+    }
+
+    /// Who has asked for them and heard nothing asks again.
+    pub(super) fn seek_again(&mut self) {
+        let now = self.env.now;
+        for p in &mut self.agent.requests {
+            if let (What::Inherit { seeks, .. }, Stage::Asked(_)) = (&p.what, p.stage)
+                && seeks.asked.is_some_and(|(_, last)| now >= last.saturating_add(SEEK_AGAIN))
+            {
+                p.stage = Stage::Lease;
             }
         }
     }

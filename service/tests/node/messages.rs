@@ -55,7 +55,16 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             };
             Message::LockSole { client, ino, token, says }
         }
-        29 => Message::LockHeir { client, heir: ClientId(odd(random)) },
+        29 => {
+            let (heir, secret) = (ClientId(odd(random)), (token, ino.0));
+            match random.below(6) {
+                0 => Message::HeirSeek { client, token, secret },
+                1 => Message::HeirSought { heir, token, user: token as u32, secret },
+                2 => Message::HeirAnswer { heir, token },
+                3 => Message::HeirFound { client, token, given: token % 2 == 0 },
+                _ => Message::LockHeir { client, heir },
+            }
+        }
         28 => Message::LockSoleTold { client, ino, token, given: random.chance(1, 2) },
         0 => Message::Chunk { all_acked: seq, chunk: raw },
         1 => Message::ChunkAck { seq },

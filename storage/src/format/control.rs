@@ -4,7 +4,7 @@
 //! ```text
 //! offset   written by  content
 //! 0x00000  service     descriptor (below), written once before the segment is handed out
-//! 0x01000  client      words: sync_request, last_sequence, promised, closed_now, heir
+//! 0x01000  client      words: sync_request, last_sequence, promised, closed_now, heir, leaves
 //! 0x01100  both        closed inodes, CLOSED_SLOTS words (below, "Closed")
 //! 0x01300  client      what it has locked itself: SOLE_FILES words, SOLE_LOCKS x 32 bytes (format::sole)
 //! 0x02000  client      in-operation words, OP_SLOTS x 64 bytes
@@ -95,6 +95,9 @@
 //! heir: a process of the same user that is to go on in its place, and shows the number (`Request::Inherit`). Until then, or for a
 //! grace time, the client counts as one that is there and does nothing.
 //!
+//! If `LEAVES` is 1 the process need not have ended, and the heir may be on any node: a device whose guest moves to another machine. What
+//! the client had locked then is the heir's as soon as it shows the number. (It is written behind the number, and cleared before it.)
+//!
 //! # Waiting
 //!
 //! The client waits on the 32-bit futex word `EVENT`, after announcing itself in `WAITERS`; the
@@ -123,6 +126,8 @@ pub const PROMISED: u64 = 0x1080;
 pub const CLOSED_NOW: u64 = 0x10c0;
 /// Client words, two: see "Heir".
 pub const HEIR: u64 = 0x10d0;
+/// Client word: see "Heir".
+pub const LEAVES: u64 = 0x10e0;
 /// Shared words: see "Closed".
 pub const CLOSED: u64 = 0x1100;
 /// Number of them.
