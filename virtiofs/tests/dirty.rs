@@ -69,7 +69,7 @@ impl FileSystem for Torn {
         pieces: &mut [IoSliceMut<'_>],
     ) -> Result<usize> {
         let len = self.inner.read_pieces(handle, offset, pieces)?;
-        if offset % 2 == 0 { Ok(len) } else { Err(base::Errno::IO) }
+        if offset.is_multiple_of(2) { Ok(len) } else { Err(base::Errno::IO) }
     }
 
     client::pass_on! { inner:
@@ -371,7 +371,8 @@ fn moves(seed: u64) {
     let mut from = Process::keyed();
     let to = from.beside();
     let (indirect, event_index) = (random.below(2) == 0, random.below(2) == 0);
-    let config = Config { queues: 2, size: 256, indirect, event_index, ..Config::default() };
+    let size = [256, 1024][random.below(2) as usize];
+    let config = Config { queues: 2, size, indirect, event_index, ..Config::default() };
     let mut guest = Driver::over(from.connect(), config).unwrap();
     guest.init().unwrap();
     let (node, fh) = create(&mut guest, 1, ROOT, b"read");
@@ -405,7 +406,7 @@ fn moves(seed: u64) {
         let reply = if slot % 2 == 1 { PAGE } else { 16 };
         let reply = guest.reply(queue, slot, written, reply).unwrap();
         assert_eq!(reply.error, 0);
-        if slot % 2 == 0 {
+        if slot.is_multiple_of(2) {
             let (at, size) = asked;
             assert!(reply.body == bytes[at..at + size], "{size} bytes at {at}");
         }
@@ -420,10 +421,7 @@ fn moves(seed: u64) {
                 check(&guest, queue, head, written, asked);
             }
             for slot in 0..config.slots {
-                if !under_way.contains_key(&(queue, slot)) {
-                    let asked = ask(&mut guest, queue, slot);
-                    under_way.insert((queue, slot), asked);
-                }
+                under_way.entry((queue, slot)).or_insert_with(|| ask(&mut guest, queue, slot));
             }
         }
         match round {
