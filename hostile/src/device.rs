@@ -77,7 +77,7 @@ impl Guest {
         ring.set_memory(memory);
         ring.set_event_index(input.flag());
         ring.set_size(SIZE.into()).expect("a good size");
-        ring.set_addresses(USER, USER + AVAIL, USER + USED).expect("good addresses");
+        ring.set_addresses(USER, USER + AVAIL, USER + USED, None).expect("good addresses");
         let kick = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
         ring.start(Some(File::from(kick.expect("a descriptor"))), None).expect("a queue");
         ring.set_enabled(true);

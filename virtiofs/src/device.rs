@@ -414,7 +414,8 @@ impl ReplySink for Sink<'_> {
     }
 
     fn pieces(&mut self, len: usize) -> Option<Vec<IoSliceMut<'_>>> {
-        let chain = self.chain.as_ref()?;
+        let chain = self.chain.as_mut()?;
+        chain.touches(size_of::<OutHeader>().saturating_add(len));
         let mut left = len;
         let places = skip(chain.writable(), size_of::<OutHeader>())
             .map(|piece| {

@@ -7,16 +7,19 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU8, Ordering, fence};
 use std::time::Duration;
 
 use frontend::fuse::wire::{InHeader, InitIn, InitInExt, OutHeader, op};
 use rustix::event::{PollFd, PollFlags, poll};
 use vhost::vhost_user::message::{
-    VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserHeaderFlag, VhostUserInflight,
+    VhostUserProtocolFeatures,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
-use vhost::{VhostBackend, VhostUserMemoryRegionInfo, VringConfigData};
+use vhost::{VhostBackend, VhostUserDirtyLogRegion, VhostUserMemoryRegionInfo, VringConfigData};
+use vm_memory::mmap::MmapRegion;
+use vm_memory::volatile_memory::VolatileMemory;
 use vm_memory::{Bytes, FileOffset, GuestAddress, GuestMemoryBackend, GuestMemoryMmap};
 use vmm_sys_util::eventfd::EventFd;
 use zerocopy::{FromBytes, IntoBytes};
@@ -42,6 +45,9 @@ const INDIRECT_DESC: u64 = 1 << 28;
 const EVENT_IDX: u64 = 1 << 29;
 const PROTOCOL_FEATURES: u64 = 1 << 30;
 const VERSION_1: u64 = 1 << 32;
+const LOG_ALL: u64 = 1 << 26;
+/// A ring's flag: what the device writes to its used ring is logged as well.
+const VRING_LOG: u32 = 1;
 
 /// What the driver uses of the device.
 #[derive(Clone, Copy, Debug)]
@@ -367,6 +373,50 @@ pub struct Reply {
     pub body: Vec<u8>,
 }
 
+/// A log of dirty pages, as a monitor keeps it.
+#[derive(Debug)]
+pub struct DirtyLog {
+    file: File,
+    map: MmapRegion<()>,
+}
+
+impl DirtyLog {
+    /// An empty one of so many bytes, each for eight pages.
+    ///
+    /// # Errors
+    /// Out of memory or descriptors.
+    pub fn new(bytes: usize) -> Result<Self> {
+        let fd = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC)
+            .map_err(|e| e.to_string())?;
+        rustix::fs::ftruncate(&fd, bytes as u64).map_err(|e| e.to_string())?;
+        let file = File::from(fd);
+        let mapped = file.try_clone().map_err(io_text("log"))?;
+        let map = MmapRegion::from_file(FileOffset::new(mapped, 0), bytes);
+        Ok(Self { file, map: map.map_err(|e| e.to_string())? })
+    }
+
+    /// What a device is given: the file, and that it has so many bytes at `offset`.
+    pub fn region(&self, offset: u64, bytes: u64) -> VhostUserDirtyLogRegion {
+        VhostUserDirtyLogRegion {
+            mmap_size: bytes,
+            mmap_offset: offset,
+            mmap_handle: self.file.as_raw_fd(),
+        }
+    }
+
+    /// Takes out which pages were written, by number.
+    pub fn take(&self) -> Vec<u64> {
+        let bytes = self.map.as_volatile_slice();
+        let mut pages = Vec::new();
+        for at in 0..self.map.size() {
+            let cell = bytes.get_atomic_ref::<AtomicU8>(at);
+            let bits = cell.map_or(0, |cell| cell.swap(0, Ordering::SeqCst));
+            pages.extend((0..8).filter(|bit| bits >> bit & 1 == 1).map(|bit| 8 * at as u64 + bit));
+        }
+        pages
+    }
+}
+
 /// A guest, as a device sees it.
 pub struct Driver {
     /// The monitor's side of the socket.
@@ -375,6 +425,10 @@ pub struct Driver {
     pub queues: Vec<DriverQueue>,
     /// What a device that is killed leaves behind.
     pub inflight: Option<(VhostUserInflight, File)>,
+    /// The device logs what it writes.
+    logs: bool,
+    /// Where the queues were stopped.
+    bases: Option<Vec<u16>>,
     memory: Arc<GuestMemoryMmap<()>>,
     config: Config,
     unique: u64,
@@ -405,6 +459,27 @@ impl Driver {
     /// # Errors
     /// What the device refused.
     pub fn over(stream: UnixStream, config: Config) -> Result<Self> {
+        let (memory, queues) = Self::machine(config)?;
+        let frontend = Frontend::from_stream(stream, config.queues as u64 + 1);
+        let (inflight, logs, unique) = (None, false, 0);
+        let mut driver = Self {
+            frontend,
+            queues,
+            inflight,
+            logs,
+            bases: None,
+            memory,
+            config,
+            unique,
+            uid: 0,
+            gid: 0,
+        };
+        driver.start()?;
+        Ok(driver)
+    }
+
+    /// Memory, with queues of which nothing was used.
+    fn machine(config: Config) -> Result<(Arc<GuestMemoryMmap<()>>, Vec<DriverQueue>)> {
         let each = DriverQueue::bytes(&config);
         let total = each * (config.queues + 1);
         let fd = rustix::fs::memfd_create("guest", rustix::fs::MemfdFlags::CLOEXEC)
@@ -427,12 +502,55 @@ impl Driver {
         let queues = (0..=config.queues)
             .map(|i| DriverQueue::new(map.clone(), BASE + (i * each) as u64, config))
             .collect::<Result<Vec<_>>>()?;
-        let frontend = Frontend::from_stream(stream, config.queues as u64 + 1);
-        let (inflight, unique) = (None, 0);
-        let mut driver =
-            Self { frontend, queues, inflight, memory: map, config, unique, uid: 0, gid: 0 };
-        driver.start()?;
-        Ok(driver)
+        Ok((map, queues))
+    }
+
+    /// All of the guest's memory, from [`BASE`] on.
+    pub fn copy(&self) -> Vec<u8> {
+        let each = DriverQueue::bytes(&self.config);
+        let mut bytes = vec![0; each * self.queues.len()];
+        let _ = self.memory.read_slice(&mut bytes, GuestAddress(BASE));
+        bytes
+    }
+
+    /// Bytes of a log that has room for all of the guest's memory.
+    pub fn log_bytes(&self) -> usize {
+        let end = BASE + (DriverQueue::bytes(&self.config) * self.queues.len()) as u64;
+        usize::try_from(end.div_ceil(8 * PAGE as u64)).unwrap_or(usize::MAX)
+    }
+
+    /// Says where the device shall log what it writes.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub fn set_log(&mut self, region: VhostUserDirtyLogRegion) -> Result<()> {
+        self.frontend.set_log_base(0, Some(region)).map_err(text("SET_LOG_BASE"))
+    }
+
+    /// Has the device log, or not, while its queues run: as QEMU switches it.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub fn log(&mut self, on: bool) -> Result<()> {
+        self.logs = on;
+        self.frontend.set_features(self.wanted()).map_err(text("SET_FEATURES"))?;
+        (0..self.queues.len()).try_for_each(|index| self.set_addresses(index, None))
+    }
+
+    /// The same guest on another machine, with this memory, and a device there whose queues are not started yet.
+    ///
+    /// # Errors
+    /// What the device refused, or no memory.
+    pub fn moved(self, memory: &[u8], stream: UnixStream) -> Result<Self> {
+        let (there, mut queues) = Self::machine(self.config)?;
+        there.write_slice(memory, GuestAddress(BASE)).map_err(|e| e.to_string())?;
+        for (new, old) in queues.iter_mut().zip(&self.queues) {
+            (new.next_avail, new.kicked_at) = (old.next_avail, old.kicked_at);
+            new.next_used = old.next_used;
+        }
+        let mut moved = Self { memory: there, queues, logs: false, ..self };
+        moved.connect_stopped(stream)?;
+        Ok(moved)
     }
 
     /// The same guest, with another device, or the same one over another connection: it goes on with its queues as they are.
@@ -449,10 +567,41 @@ impl Driver {
     /// # Errors
     /// What the device refused.
     pub fn stop(&mut self) -> Result<()> {
-        for index in 0..self.queues.len() {
-            self.frontend.get_vring_base(index).map_err(text("GET_VRING_BASE"))?;
-        }
+        let base = |index| self.frontend.get_vring_base(index).map_err(text("GET_VRING_BASE"));
+        let bases: Vec<u32> = (0..self.queues.len()).map(base).collect::<Result<_>>()?;
+        self.bases = Some(bases.into_iter().map(|base| (base & 0xffff) as u16).collect());
         Ok(())
+    }
+
+    /// What the device, whose queues are stopped, hands on of its guest.
+    ///
+    /// # Errors
+    /// What it refused.
+    pub fn save(&self) -> Result<Vec<u8>> {
+        let (mut read, write) = std::io::pipe().map_err(io_text("a pipe"))?;
+        let (way, phase) = (VhostTransferStateDirection::SAVE, VhostTransferStatePhase::STOPPED);
+        self.frontend
+            .set_device_state_fd(way, phase, write.into())
+            .map_err(text("SET_DEVICE_STATE_FD"))?;
+        let mut state = Vec::new();
+        std::io::Read::read_to_end(&mut read, &mut state).map_err(io_text("the state"))?;
+        self.frontend.check_device_state().map_err(text("CHECK_DEVICE_STATE"))?;
+        Ok(state)
+    }
+
+    /// Has a device, whose queues are not started yet, go on with that.
+    ///
+    /// # Errors
+    /// What it refused.
+    pub fn load(&self, state: &[u8]) -> Result<()> {
+        let (read, mut write) = std::io::pipe().map_err(io_text("a pipe"))?;
+        let (way, phase) = (VhostTransferStateDirection::LOAD, VhostTransferStatePhase::STOPPED);
+        self.frontend
+            .set_device_state_fd(way, phase, read.into())
+            .map_err(text("SET_DEVICE_STATE_FD"))?;
+        std::io::Write::write_all(&mut write, state).map_err(io_text("the state"))?;
+        drop(write);
+        self.frontend.check_device_state().map_err(text("CHECK_DEVICE_STATE"))
     }
 
     /// Connects to another device, whose queues are not started yet: [`start`](Self::start) does that.
@@ -465,18 +614,48 @@ impl Driver {
         self.agree().map(drop)
     }
 
+    fn wanted(&self) -> u64 {
+        let mut wanted = VERSION_1 | PROTOCOL_FEATURES;
+        for (bit, is_wanted) in [
+            (INDIRECT_DESC, self.config.indirect),
+            (EVENT_IDX, self.config.event_index),
+            (LOG_ALL, self.logs),
+        ] {
+            if is_wanted {
+                wanted |= bit;
+            }
+        }
+        wanted
+    }
+
+    /// Says where a queue lies, and for a device that logs where its used ring is marked, if not where it is.
+    ///
+    /// # Errors
+    /// What the device refused.
+    pub fn set_addresses(&self, index: usize, used_in_log: Option<u64>) -> Result<()> {
+        let queue = &self.queues[index];
+        let user = |guest: u64| {
+            let address = self.memory.get_host_address(GuestAddress(guest));
+            address.map(|at| at as u64).map_err(|e| e.to_string())
+        };
+        let data = VringConfigData {
+            queue_max_size: queue.size,
+            queue_size: queue.size,
+            flags: if self.logs { VRING_LOG } else { 0 },
+            desc_table_addr: user(queue.table)?,
+            used_ring_addr: user(queue.used)?,
+            avail_ring_addr: user(queue.avail)?,
+            log_addr: self.logs.then(|| used_in_log.unwrap_or(queue.used)),
+        };
+        self.frontend.set_vring_addr(index, &data).map_err(text("SET_VRING_ADDR"))
+    }
+
     /// Agrees with the device about the protocol.
     fn agree(&mut self) -> Result<(u64, VhostUserProtocolFeatures)> {
+        let wanted = self.wanted();
         let f = &mut self.frontend;
         f.set_owner().map_err(text("SET_OWNER"))?;
         let offered = f.get_features().map_err(text("GET_FEATURES"))?;
-        let mut wanted = VERSION_1 | PROTOCOL_FEATURES;
-        if self.config.indirect {
-            wanted |= INDIRECT_DESC;
-        }
-        if self.config.event_index {
-            wanted |= EVENT_IDX;
-        }
         if offered & wanted != wanted {
             return Err(format!("the device offers {offered:#x}, and {wanted:#x} is wanted"));
         }
@@ -484,6 +663,7 @@ impl Driver {
         let mut used = VhostUserProtocolFeatures::MQ | VhostUserProtocolFeatures::REPLY_ACK;
         used |= VhostUserProtocolFeatures::INFLIGHT_SHMFD;
         used |= VhostUserProtocolFeatures::DEVICE_STATE;
+        used |= VhostUserProtocolFeatures::LOG_SHMFD;
         used |= VhostUserProtocolFeatures::RESET_DEVICE;
         let used = used & protocol;
         f.set_protocol_features(used).map_err(text("SET_PROTOCOL_FEATURES"))?;
@@ -522,29 +702,21 @@ impl Driver {
             .collect::<std::result::Result<_, _>>()
             .map_err(text("memory"))?;
         f.set_mem_table(&regions).map_err(text("SET_MEM_TABLE"))?;
-        for (index, queue) in self.queues.iter().enumerate() {
-            let user = |guest: u64| {
-                let address = self.memory.get_host_address(GuestAddress(guest));
-                address.map(|at| at as u64).map_err(|e| e.to_string())
-            };
-            let data = VringConfigData {
-                queue_max_size: queue.size,
-                queue_size: queue.size,
-                flags: 0,
-                desc_table_addr: user(queue.table)?,
-                used_ring_addr: user(queue.used)?,
-                avail_ring_addr: user(queue.avail)?,
-                log_addr: None,
-            };
+        for index in 0..self.queues.len() {
+            let (f, queue) = (&self.frontend, &self.queues[index]);
             f.set_vring_num(index, queue.size).map_err(text("SET_VRING_NUM"))?;
-            // What was not given back was not taken, where nobody keeps book of it.
+            // What was not given back was not taken, where nobody keeps book of it; a device that was stopped has said where it was.
             let used = self.memory.load::<u16>(GuestAddress(queue.used + 2), Ordering::Acquire);
-            f.set_vring_base(index, used.unwrap_or(0)).map_err(text("SET_VRING_BASE"))?;
-            f.set_vring_addr(index, &data).map_err(text("SET_VRING_ADDR"))?;
+            let base = self.bases.as_ref().and_then(|bases| bases.get(index).copied());
+            let base = base.unwrap_or(used.unwrap_or(0));
+            f.set_vring_base(index, base).map_err(text("SET_VRING_BASE"))?;
+            self.set_addresses(index, None)?;
             f.set_vring_call(index, &queue.call).map_err(text("SET_VRING_CALL"))?;
             f.set_vring_kick(index, &queue.kick).map_err(text("SET_VRING_KICK"))?;
-            f.set_vring_enable(index, true).map_err(text("SET_VRING_ENABLE"))?;
+            let enabled = self.frontend.set_vring_enable(index, true);
+            enabled.map_err(text("SET_VRING_ENABLE"))?;
         }
+        self.bases = None;
         Ok(())
     }
 

@@ -31,6 +31,11 @@ impl Piece {
         Self { ptr, len }
     }
 
+    /// Where it lies in this process.
+    pub(crate) fn address(&self) -> usize {
+        self.ptr.addr()
+    }
+
     /// Bytes.
     pub const fn len(&self) -> usize {
         self.len
@@ -164,6 +169,9 @@ pub trait Chain: Send {
     /// It was not begun, and is the next request of its queue again, for whoever has that then. For a queue that
     /// [`is_stopped`](Queue::is_stopped), from which nothing else was taken since; where queues are not stopped, it is dropped.
     fn put_back(self: Box<Self>) {}
+    /// The first `bytes` of the writable pieces may be written before it is given back, whatever its reply is: a read in place may fail
+    /// when it has done some of it. A transport that keeps book of what was written counts them with the reply.
+    fn touches(&mut self, _bytes: usize) {}
     /// The reply is there, in the first `written` bytes of the writable pieces.
     fn complete(self: Box<Self>, written: u32);
     /// The reply comes later, by [`reply`](Self::reply): nobody looks at the pieces until then, and whoever stops the

@@ -9,7 +9,7 @@
 //! - [`ledger`]: what the next device must know, if this one is killed; `again`: requests that come to it a second time;
 //!   [`transfer`]: what one on another machine must know;
 //! - [`remote`]: the second transport: a connection to another machine, and the side that passes a guest's requests on;
-//! - [`memory`]: the guest's memory;
+//! - [`memory`]: the guest's memory; [`dirty`]: which of its pages were written, for a monitor that moves it;
 //! - [`tenant`]: a directory of a file system, and nothing beside it, with users mapped ([`ids`]) and [`limits`]; [`share`]: many of
 //!   them in one process, by weight;
 //! - [`sandbox`]: what the process gives up before it serves;
@@ -17,6 +17,7 @@
 
 mod again;
 pub mod device;
+pub mod dirty;
 pub mod driver;
 mod fair;
 pub mod hal;

@@ -130,6 +130,15 @@ impl Memory {
     }
 }
 
+/// The guest address of a piece that [`pieces`] found in the same map.
+pub fn guest_address_of(map: &GuestMemoryMmap<()>, piece: &Piece) -> Option<u64> {
+    map.iter().find_map(|region| {
+        let start = region.get_host_address(vm_memory::MemoryRegionAddress(0)).ok()?.addr();
+        let offset = u64::try_from(piece.address().checked_sub(start)?).ok()?;
+        (offset < region.len()).then(|| region.start_addr().0.checked_add(offset))?
+    })
+}
+
 /// Adds the pieces of `len` bytes at a guest address, in which regions may meet; false if they are not all mapped, or make
 /// the list longer than `max`.
 pub fn pieces(

@@ -105,9 +105,10 @@ fn encode(kept: &Kept, drawn: [u64; 2], seal: &Seal) -> Vec<u8> {
     let head = [MAGIC].into_iter().chain(counts.map(|n| n as u64)).chain(drawn);
     let told = kept.told.iter().flat_map(|(ino, lookups)| [ino.0, *lookups]);
     let opened = kept.opened.iter().flat_map(|open| [open.fh, open.ino.0, open.flags.into()]);
-    let locked = kept.locked.iter().flat_map(|Locked { ino, fh, lock }| {
-        row_of((*ino, lock.space, lock.owner), *fh, lock)
-    });
+    let locked = kept
+        .locked
+        .iter()
+        .flat_map(|Locked { ino, fh, lock }| row_of((*ino, lock.space, lock.owner), *fh, lock));
     let begun = kept.begun.iter().map(|(queue, head)| u64::from(*queue) << 16 | u64::from(*head));
     let numbers = head.chain(told).chain(opened).chain(locked).chain(begun);
     let mut bytes: Vec<u8> = numbers.flat_map(u64::to_le_bytes).collect();
@@ -213,8 +214,8 @@ impl Transfer {
         let mut bytes = [0; 16];
         rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
         let (low, high) = bytes.split_at(8);
-        let drawn = [low, high]
-            .map(|half| half.iter().fold(0, |n: u64, byte| n << 8 | u64::from(*byte)));
+        let drawn =
+            [low, high].map(|half| half.iter().fold(0, |n: u64, byte| n << 8 | u64::from(*byte)));
         let kept = Kept { begun, ..device.leave(seal.secret(drawn)) };
         let bytes = encode(&kept, drawn, seal);
         let body = move || to.write_all(&bytes).map_err(|e| format!("sending the state: {e}"));
@@ -264,20 +265,36 @@ impl Transfer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use client::fs::{Lock, LockKind, LockSpace};
     use proptest::prelude::*;
 
     fn any_kept() -> impl Strategy<Value = Kept> {
         let told = proptest::collection::vec((1..u64::MAX, 1..u64::MAX), 0..20);
         let opened =
             proptest::collection::btree_map(0..u64::MAX, (any::<u64>(), any::<u32>()), 0..20);
-        (told, opened).prop_map(|(told, opened)| Kept {
+        let lock = (1..u64::MAX, any::<u64>(), any::<u64>(), 0..LOCK_END, any::<u32>(), 0..4);
+        let lock = lock.prop_map(|(ino, fh, owner, start, pid, what)| {
+            let kind = if what & 1 == 0 { LockKind::Read } else { LockKind::Write };
+            let space = if what & 2 == 0 { LockSpace::Record } else { LockSpace::Flock };
+            let end = start + (LOCK_END - start) / 3;
+            Locked { ino: InodeId(ino), fh, lock: Lock { space, kind, owner, pid, start, end } }
+        });
+        let locked = proptest::collection::vec(lock, 0..20);
+        let begun = proptest::collection::vec((any::<u16>(), any::<u16>()), 0..20);
+        (told, opened, locked, begun).prop_map(|(told, opened, locked, begun)| Kept {
             told: told.into_iter().map(|(ino, n)| (InodeId(ino), n)).collect(),
             opened: opened
                 .into_iter()
                 .map(|(fh, (ino, flags))| OpenFile { fh, ino: InodeId(ino), flags })
                 .collect(),
-            locked: Vec::new(),
+            locked,
+            begun,
+            secret: None,
         })
+    }
+
+    fn numbers_at(bytes: &[u8], at: usize) -> u64 {
+        bytes[8 * at..][..8].iter().rev().fold(0, |n, byte| n << 8 | u64::from(*byte))
     }
 
     fn seal(tenant: &str) -> Seal {
@@ -291,10 +308,17 @@ mod tests {
     proptest! {
         #[test]
         fn a_state_arrives_as_it_was(kept in any_kept(), at in any::<prop::sample::Index>(), bit in 0..8u8) {
-            let mut bytes = encode(&kept, &seal("one"));
+            let mut bytes = encode(&kept, [1, 2], &seal("one"));
             let read = decode(&bytes, &seal("one")).unwrap();
             prop_assert_eq!(&read.told, &kept.told);
             prop_assert_eq!(&read.opened, &kept.opened);
+            prop_assert_eq!(&read.locked, &kept.locked);
+            prop_assert_eq!(&read.begun, &kept.begun);
+            // Drawn anew each time, and nothing without the key.
+            let secret = |drawn| seal("one").secret(drawn);
+            prop_assert_eq!(read.secret, Some(secret([1, 2])));
+            prop_assert_ne!(secret([1, 2]), secret([1, 3]));
+            prop_assert_ne!(secret([1, 2]), seal("two").secret([1, 2]));
             // Another tenant's is none, though the key is the same.
             prop_assert!(decode(&bytes, &seal("two")).is_err());
             // And another directory's.
@@ -318,7 +342,7 @@ mod tests {
             prop_assert!(decode(&plain, &seal("one")).is_err());
             bytes.extend_from_slice(seal("one").of(&bytes).as_ref());
             if let Ok(kept) = decode(&bytes, &seal("one")) {
-                prop_assert_eq!(encode(&kept, &seal("one")), bytes);
+                prop_assert_eq!(encode(&kept, [numbers_at(&bytes, 5), numbers_at(&bytes, 6)], &seal("one")), bytes);
             }
         }
     }

@@ -20,16 +20,19 @@ use vhost::vhost_user::{
 };
 
 use crate::device::Device;
+use crate::dirty::Log;
 use crate::inflight::Region as Inflight;
 use crate::memory::{Memory, REGIONS_MAX, Region};
 use crate::transfer::Transfer;
-use crate::vring::{SIZE_MAX, Vring, Vrings};
+use crate::vring::{Marks, SIZE_MAX, Vring, Vrings};
 
 /// Longest tag, which the guest mounts by.
 pub const TAG_MAX: usize = 36;
 /// Queues beside the first at most.
 pub const QUEUES_MAX: usize = 64;
 
+/// What we write to the guest's memory is logged while a monitor has this set (a bit of vhost's, not of the guest's).
+const LOG_ALL: u64 = 1 << 26;
 /// Feature bits (virtio 1.3, 6).
 const INDIRECT_DESC: u64 = 1 << 28;
 const EVENT_IDX: u64 = 1 << 29;
@@ -53,6 +56,8 @@ struct Session {
     memory: Arc<Memory>,
     inflight: Option<Arc<Inflight>>,
     features: u64,
+    /// Where dirty pages are logged, while the monitor wants them logged.
+    log: Option<Arc<Log>>,
     /// Whose state can be handed on, and what is under way of that.
     device: Option<Arc<Device>>,
     transfer: Option<Transfer>,
@@ -78,6 +83,27 @@ impl Session {
     fn reset(&mut self) {
         self.rings.all.iter().for_each(|ring| ring.reset());
         (self.memory, self.inflight) = (Arc::default(), None);
+        (self.features, self.log) = (0, None);
+    }
+
+    /// Whether the guest may move to another device. Only then anybody needs to know what is written.
+    fn may_move(&self) -> bool {
+        self.device.as_ref().is_some_and(|device| device.seal().is_some())
+    }
+
+    fn offered(&self) -> u64 {
+        if self.may_move() { FEATURES | LOG_ALL } else { FEATURES }
+    }
+
+    /// Has the queues log, or not, as the monitor has said so far: the feature and the log may come in either order, and either may
+    /// change while the queues run.
+    fn set_marks(&self) {
+        let marks = match &self.log {
+            _ if self.features & LOG_ALL == 0 => Marks::Off,
+            None => Marks::Awaited,
+            Some(log) => Marks::On(log.clone()),
+        };
+        self.rings.all.iter().for_each(|ring| ring.set_marks(marks.clone()));
     }
 }
 
@@ -101,14 +127,17 @@ impl VhostUserBackendReqHandlerMut for Session {
     }
 
     fn get_features(&mut self) -> Result<u64> {
-        Ok(FEATURES)
+        Ok(self.offered())
     }
 
     fn set_features(&mut self, features: u64) -> Result<()> {
-        if features & !FEATURES != 0 {
-            return Err(refuse(format!("features {:#x} were not offered", features & !FEATURES)));
+        let beyond = features & !self.offered();
+        if beyond != 0 {
+            return Err(refuse(format!("features {beyond:#x} were not offered")));
         }
         self.features = features;
+        // Before the rest: this may be what lets the queues run.
+        self.set_marks();
         for ring in &self.rings.all {
             ring.set_event_index(features & EVENT_IDX != 0);
             // Else they are enabled one by one.
@@ -144,13 +173,15 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn set_vring_addr(
         &mut self,
         index: u32,
-        _: VhostUserVringAddrFlags,
+        flags: VhostUserVringAddrFlags,
         descriptor: u64,
         used: u64,
         available: u64,
-        _: u64,
+        log: u64,
     ) -> Result<()> {
-        self.ring(index)?.set_addresses(descriptor, available, used).map_err(refuse)
+        // Without the flag a ring is logged as well, if anything is: where we find it.
+        let log = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG).then_some(log);
+        self.ring(index)?.set_addresses(descriptor, available, used, log).map_err(refuse)
     }
 
     fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
@@ -185,8 +216,11 @@ impl VhostUserBackendReqHandlerMut for Session {
     fn get_protocol_features(&mut self) -> Result<Protocol> {
         // QEMU has the tag from its own command line, and some of its versions do not take well to being offered another.
         let config = if self.config.is_some() { Protocol::CONFIG } else { Protocol::empty() };
-        let sealed = self.device.as_ref().is_some_and(|device| device.seal().is_some());
-        let state = if sealed { Protocol::DEVICE_STATE } else { Protocol::empty() };
+        let state = if self.may_move() {
+            Protocol::DEVICE_STATE | Protocol::LOG_SHMFD
+        } else {
+            Protocol::empty()
+        };
         Ok(config
             | state
             | Protocol::MQ
@@ -307,8 +341,17 @@ impl VhostUserBackendReqHandlerMut for Session {
         Ok(VhostUserShMemConfig::default())
     }
 
-    fn set_log_base(&mut self, _: &VhostUserLog, _: File) -> Result<()> {
-        Err(Error::InvalidOperation("dirty pages are not logged"))
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        if !self.may_move() {
+            return Err(refuse(
+                "a device without a key (--migration-key) cannot be moved, and logs no dirty pages",
+            ));
+        }
+        let log = Log::map(file, log.mmap_offset, log.mmap_size).map_err(refuse)?;
+        self.log = Some(Arc::new(log));
+        // When the monitor is answered, nothing is marked in the log before, which it then reads for the last time.
+        self.set_marks();
+        Ok(())
     }
 }
 
@@ -402,6 +445,7 @@ pub fn serve(
         memory: Arc::default(),
         inflight: None,
         features: 0,
+        log: None,
         device: device.cloned(),
         transfer: None,
     };

@@ -14,11 +14,12 @@ use std::time::{Duration, Instant};
 use frontend::fuse::{IO_BYTES_MAX, REQUEST_BYTES_MAX};
 use rustix::event::{EventfdFlags, epoll};
 use virtio_queue::{Queue as Rings, QueueT};
-use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
+use crate::dirty::Log;
 use crate::hal::{self, Chain, Piece, Queue, Woken, scatter};
 use crate::inflight::{Region, Tracker};
-use crate::memory::{Memory, pieces};
+use crate::memory::{Memory, guest_address_of, pieces};
 
 /// Descriptors of a ring at most.
 pub const SIZE_MAX: u16 = 1024;
@@ -42,6 +43,24 @@ const NO_EVENT: epoll::EventData = epoll::EventData::new_u64(0);
 const NEXT: u16 = 1;
 const INDIRECT: u16 = 4;
 
+/// Offsets in the used ring: flags, index, elements of eight bytes each, and behind them the index of which the guest shall kick.
+const USED_FLAGS: u64 = 0;
+const USED_INDEX: u64 = 2;
+const USED_RING: u64 = 4;
+const USED_ELEMENT: u64 = 8;
+
+/// Where it is marked what we write into the guest's memory.
+#[derive(Clone, Debug, Default)]
+pub enum Marks {
+    /// Nobody wants to know.
+    #[default]
+    Off,
+    /// The monitor wants to know, and has not said yet where.
+    Awaited,
+    /// Here.
+    On(Arc<Log>),
+}
+
 /// A reply that came while the queue was stopped.
 struct Held {
     head: u16,
@@ -50,7 +69,7 @@ struct Held {
     reply: Vec<u8>,
     to: Vec<Piece>,
     /// What the pieces lie in.
-    _map: Arc<GuestMemoryMmap<()>>,
+    map: Arc<GuestMemoryMmap<()>>,
 }
 
 struct State {
@@ -83,6 +102,11 @@ struct State {
     owed: u32,
     /// So many more are told at once: a request took long.
     prompt: u32,
+    marks: Marks,
+    /// Something was written while a log was awaited: nobody knows what.
+    unmarked: bool,
+    /// Where the used ring begins for the log, if the monitor says so; else it is where it is.
+    used_in_log: Option<u64>,
 }
 
 impl State {
@@ -102,13 +126,78 @@ impl State {
         count
     }
 
+    /// Bytes of the guest's memory have been written. Every write of this module and of those who serve its chains comes to here: after
+    /// it, with the lock held under which the log is changed, so that a monitor which was told that we log misses none.
+    fn mark(&mut self, address: u64, len: u64) {
+        match &self.marks {
+            Marks::Off => {}
+            Marks::Awaited => self.unmarked = true,
+            Marks::On(log) => log.mark(address, len),
+        }
+    }
+
+    /// The same of the used ring.
+    fn mark_used(&mut self, offset: u64, len: u64) {
+        // A monitor may name any address; one at the very end is beyond its log anyway.
+        let start = self.used_in_log.unwrap_or_else(|| self.rings.used_ring());
+        self.mark(start.saturating_add(offset), len);
+    }
+
+    /// The same of the first bytes of a chain's pieces, which lie in `map`.
+    fn mark_pieces(&mut self, map: &GuestMemoryMmap<()>, pieces: &[Piece], bytes: usize) {
+        if matches!(self.marks, Marks::Off) || bytes == 0 {
+            return;
+        }
+        let mut left = bytes;
+        for piece in pieces {
+            let part = piece.take(left);
+            left -= part.len();
+            // One that is not in its map there is not.
+            if let Some(address) = guest_address_of(map, &part) {
+                self.mark(address, part.len() as u64);
+            }
+            if left == 0 {
+                break;
+            }
+        }
+    }
+
+    /// Writes a reply to the pieces of a chain; how much of it had room.
+    fn write(&mut self, map: &GuestMemoryMmap<()>, reply: &[u8], to: &[Piece]) -> u32 {
+        let written = scatter(reply, to);
+        self.mark_pieces(map, to, written);
+        u32::try_from(written).unwrap_or(0)
+    }
+
+    /// Whether the guest shall kick for its next request. True if one came while it was told.
+    fn want_kick(&mut self, wants: bool) -> bool {
+        let map = self.memory.map().clone();
+        let came = if wants {
+            self.rings.enable_notification(&*map).unwrap_or(false)
+        } else {
+            let _ = self.rings.disable_notification(&*map);
+            false
+        };
+        if !self.rings.event_idx_enabled() {
+            self.mark_used(USED_FLAGS, 2);
+        } else if wants {
+            self.mark_used(USED_RING + USED_ELEMENT * u64::from(self.rings.size()), 2);
+        }
+        came
+    }
+
     /// Puts a head into the used ring. The guest is to be told.
     fn put(&mut self, head: u16, written: u32) {
         let map = self.memory.map().clone();
         if let Some(tracker) = &mut self.tracker {
             tracker.end(head);
         }
-        if let Err(error) = self.rings.add_used(&*map, head, written) {
+        let element = u64::from(self.rings.next_used() % self.rings.size());
+        let added = self.rings.add_used(&*map, head, written);
+        // Also where it came to the first of them only.
+        self.mark_used(USED_RING + USED_ELEMENT * element, USED_ELEMENT);
+        self.mark_used(USED_INDEX, 2);
+        if let Err(error) = added {
             log::warn!("used ring: {error}");
             return;
         }
@@ -199,6 +288,9 @@ impl Vring {
             armed: false,
             owed: 0,
             prompt: 0,
+            marks: Marks::Off,
+            unmarked: false,
+            used_in_log: None,
         };
         let bell = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let events = epoll::create(epoll::CreateFlags::CLOEXEC)?;
@@ -239,6 +331,26 @@ impl Vring {
         self.state().memory = memory;
     }
 
+    /// Where it is marked from now on what is written. Also while the queue runs: when this returns, nothing is written any more that is
+    /// marked as it was before.
+    pub fn set_marks(&self, marks: Marks) {
+        let mut state = self.state();
+        state.marks = marks;
+        match &state.marks {
+            Marks::Awaited => {}
+            Marks::Off => state.unmarked = false,
+            Marks::On(_) if !state.unmarked => {}
+            Marks::On(log) => {
+                // Anything may have been written meanwhile.
+                let map = state.memory.map();
+                map.iter().for_each(|region| log.mark(region.start_addr().0, region.len()));
+                let used = USED_RING + USED_ELEMENT * u64::from(state.rings.size()) + 2;
+                state.unmarked = false;
+                state.mark_used(0, used);
+            }
+        }
+    }
+
     /// Whether the guest and we name the next index of interest in place of flags.
     pub fn set_event_index(&self, on: bool) {
         let mut state = self.state();
@@ -256,11 +368,18 @@ impl Vring {
         self.state().rings.try_set_size(size).map_err(|e| format!("queue size: {e}"))
     }
 
-    /// Where its parts lie, in the monitor's addresses.
+    /// Where its parts lie, in the monitor's addresses, and, if the monitor says so, where the used ring begins for the log of dirty
+    /// pages: an address that need not be in the guest's memory.
     ///
     /// # Errors
     /// Not in the guest's memory, or not aligned.
-    pub fn set_addresses(&self, table: u64, avail: u64, used: u64) -> Result<(), String> {
+    pub fn set_addresses(
+        &self,
+        table: u64,
+        avail: u64,
+        used: u64,
+        used_in_log: Option<u64>,
+    ) -> Result<(), String> {
         let mut state = self.state();
         let guest = |what: &str, user: u64| {
             let address = state.memory.guest_address(user).map(GuestAddress);
@@ -271,7 +390,9 @@ impl Vring {
         let rings = &mut state.rings;
         rings.try_set_desc_table_address(table).map_err(|e| format!("descriptors: {e}"))?;
         rings.try_set_avail_ring_address(avail).map_err(|e| format!("avail ring: {e}"))?;
-        rings.try_set_used_ring_address(used).map_err(|e| format!("used ring: {e}"))
+        rings.try_set_used_ring_address(used).map_err(|e| format!("used ring: {e}"))?;
+        state.used_in_log = used_in_log;
+        Ok(())
     }
 
     /// The next entry of the avail ring.
@@ -362,7 +483,7 @@ impl Vring {
             return;
         }
         for held in std::mem::take(&mut state.held) {
-            let written = u32::try_from(scatter(&held.reply, &held.to)).unwrap_or(0);
+            let written = state.write(&held.map, &held.reply, &held.to);
             state.put(held.head, held.written.max(written));
         }
         state.owed = 0;
@@ -426,6 +547,7 @@ impl Vring {
         state.enabled = false;
         state.tracker = None;
         state.memory = Arc::default();
+        (state.marks, state.unmarked, state.used_in_log) = (Marks::Off, false, None);
         state.rings.reset();
     }
 
@@ -483,9 +605,16 @@ impl Vring {
         }
     }
 
-    fn give_back(&self, life: u64, head: u16, written: u32, was_busy: bool, took: Duration) {
+    fn give_back(&self, chain: &RingChain, written: u32, was_busy: bool) {
+        let took = chain.since.elapsed();
         let mut state = self.state();
-        if state.life == life {
+        // Whatever becomes of the chain: the guest's memory is as it is.
+        chain.mark(&mut state, written as usize);
+        if state.life == chain.life {
+            let head = chain.head;
+            if !was_busy {
+                state.off.retain(|off| *off != head);
+            }
             // Who stops the queue waits for us.
             if state.runs() || was_busy && state.draining {
                 state.put(head, written);
@@ -495,8 +624,8 @@ impl Vring {
                     state.tell();
                 }
             } else {
-                let (reply, to, _map) = (Vec::new(), Vec::new(), state.memory.map().clone());
-                state.held.push(Held { head, written, reply, to, _map });
+                let (reply, to, map) = (Vec::new(), Vec::new(), chain.map.clone());
+                state.held.push(Held { head, written, reply, to, map });
             }
         }
         if was_busy {
@@ -561,6 +690,7 @@ impl Queue for Arc<Vring> {
                 writable,
                 map,
                 is_again,
+                touched: 0,
                 stage: Stage::Busy,
                 since: Instant::now(),
             }));
@@ -587,11 +717,10 @@ impl Queue for Arc<Vring> {
             let mut state = self.state();
             state.tell();
             if state.runs() {
-                let map = state.memory.map().clone();
                 state.armed = true;
-                let came = state.rings.enable_notification(&*map).unwrap_or(false);
+                let came = state.want_kick(true);
                 if (came && state.available() > 0) || state.is_waiting() {
-                    let _ = state.rings.disable_notification(&*map);
+                    state.want_kick(false);
                     return Woken::Look;
                 }
             }
@@ -608,8 +737,7 @@ impl Queue for Arc<Vring> {
         let mut state = self.state();
         if state.runs() && state.armed {
             state.armed = false;
-            let map = state.memory.map().clone();
-            let _ = state.rings.disable_notification(&*map);
+            state.want_kick(false);
         }
         Woken::Look
     }
@@ -651,9 +779,18 @@ struct RingChain {
     writable: Vec<Piece>,
     map: Arc<GuestMemoryMmap<()>>,
     is_again: bool,
+    /// Bytes of the writable pieces that may have been written, beside the reply.
+    touched: usize,
     stage: Stage,
     /// When it was taken.
     since: Instant,
+}
+
+impl RingChain {
+    /// Marks what was written of the pieces.
+    fn mark(&self, state: &mut State, written: usize) {
+        state.mark_pieces(&self.map, &self.writable, written.max(self.touched));
+    }
 }
 
 impl Chain for RingChain {
@@ -689,11 +826,14 @@ impl Chain for RingChain {
         }
     }
 
+    fn touches(&mut self, bytes: usize) {
+        self.touched = self.touched.max(bytes);
+    }
+
     fn complete(mut self: Box<Self>, written: u32) {
         let busy = self.stage == Stage::Busy;
         self.stage = Stage::Done;
-        let took = self.since.elapsed();
-        self.ring.give_back(self.life, self.head, written, busy, took);
+        self.ring.give_back(&self, written, busy);
     }
 
     fn put_off(&mut self) {
@@ -703,6 +843,8 @@ impl Chain for RingChain {
             if state.life == self.life {
                 state.off.push(self.head);
             }
+            // Nobody looks at the pieces until the reply comes, so this is all so far; and it may come too late for the log.
+            self.mark(&mut state, 0);
             self.ring.not_busy(&mut state);
         }
     }
@@ -714,13 +856,13 @@ impl Chain for RingChain {
         if state.life == self.life {
             state.off.retain(|head| *head != self.head);
             if state.runs() {
-                let written = scatter(reply, &self.writable);
-                state.put(self.head, u32::try_from(written).unwrap_or(0));
+                let written = state.write(&self.map, reply, &self.writable);
+                state.put(self.head, written);
                 state.tell();
             } else {
                 let to = std::mem::take(&mut self.writable);
                 let (head, reply) = (self.head, reply.to_vec());
-                state.held.push(Held { head, written: 0, reply, to, _map: self.map.clone() });
+                state.held.push(Held { head, written: 0, reply, to, map: self.map.clone() });
             }
         }
         if busy {
@@ -732,10 +874,7 @@ impl Chain for RingChain {
 impl Drop for RingChain {
     fn drop(&mut self) {
         match self.stage {
-            Stage::Busy => {
-                let took = self.since.elapsed();
-                self.ring.give_back(self.life, self.head, 0, true, took);
-            }
+            Stage::Busy => self.ring.give_back(self, 0, true),
             // Whoever waited for it is gone.
             Stage::Off | Stage::Done => {}
         }

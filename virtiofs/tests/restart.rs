@@ -3,105 +3,21 @@
 mod common;
 
 use std::collections::BTreeMap;
-use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 use std::time::Duration;
 
 use base::random::Random;
-use client::dir::{self, DirFs};
+use common::process::{self, Process, load, save};
 use common::{create, read_in, scratch, write_in};
 use frontend::fuse::wire::*;
-use virtiofs::device::{Device, Options};
 use virtiofs::driver::{Config, Driver};
-use virtiofs::ledger::Ledger;
-use virtiofs::tenant::{self, Tenant};
-use virtiofs::transfer::Key;
-use virtiofs::vhost;
 use zerocopy::{FromBytes, IntoBytes};
 
 const ROOT: u64 = 1;
-const PLACE: &str = "VIRTIOFS_TEST_DEVICE";
 
 /// Not a test: the device, as a process that can be killed.
 #[test]
 fn device_process() {
-    let Some(root) = std::env::var_os(PLACE).map(PathBuf::from) else { return };
-    let shared = root.join("shared");
-    let fs = DirFs::open(shared.to_str().unwrap().as_bytes(), dir::Options::default()).unwrap();
-    let fs = Tenant::new(Arc::new(fs), b"/", tenant::Options::default()).unwrap();
-    let mut options = Options::default();
-    options.guest.nodes_max = 1000;
-    let (ledger, kept) = Ledger::open(&root.join("state"), &options.guest).unwrap();
-    options.ledger = Some(Arc::new(ledger));
-    if let Ok(key) = std::fs::read(root.join("key")) {
-        options.seal = Some(Key::new(&key, "one").unwrap().seal(&fs).unwrap());
-    }
-    let device = Device::new(Arc::new(fs), options);
-    if let Some(kept) = kept {
-        // Those are lost that have no name any more.
-        device.resume(kept);
-    }
-    let rings = vhost::rings("test", 4).unwrap();
-    let _crew = device.start(&*rings).unwrap();
-    let socket = root.join("socket");
-    let _ = std::fs::remove_file(&socket);
-    let listener = UnixListener::bind(root.join("socket.new")).unwrap();
-    std::fs::rename(root.join("socket.new"), socket).unwrap();
-    for stream in listener.incoming() {
-        vhost::serve(&rings, Some(&device), None, stream.unwrap());
-    }
-}
-
-struct Process {
-    root: PathBuf,
-    child: Child,
-}
-
-impl Process {
-    fn start(root: &Path) -> Self {
-        Self { root: root.to_path_buf(), child: Self::spawn(root) }
-    }
-
-    fn spawn(root: &Path) -> Child {
-        Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "device_process", "--nocapture"])
-            .env(PLACE, root)
-            .stdout(Stdio::null())
-            .spawn()
-            .unwrap()
-    }
-
-    fn connect(&self) -> UnixStream {
-        for _ in 0..6000 {
-            if let Ok(stream) = UnixStream::connect(self.root.join("socket")) {
-                return stream;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        panic!("the device does not come up");
-    }
-
-    /// kill -9, and another one.
-    fn replace(&mut self, guest: &mut Driver) {
-        self.kill();
-        self.child = Self::spawn(&self.root);
-        guest.reconnect(self.connect()).unwrap();
-    }
-
-    fn kill(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        let _ = std::fs::remove_file(self.root.join("socket"));
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        self.kill();
-        let _ = std::fs::remove_dir_all(&self.root);
-    }
+    process::body();
 }
 
 #[test]
@@ -136,14 +52,8 @@ fn a_device_hands_its_guest_on() {
         VhostTransferStateDirection as Way, VhostTransferStatePhase,
     };
 
-    let root = scratch();
-    std::fs::write(root.join("key"), [7; 32]).unwrap();
-    let mut from = Process::start(&root);
-    let root = scratch();
-    std::fs::write(root.join("key"), [7; 32]).unwrap();
-    std::fs::remove_dir(root.join("shared")).unwrap();
-    std::os::unix::fs::symlink(from.root.join("shared"), root.join("shared")).unwrap();
-    let to = Process::start(&root);
+    let mut from = Process::keyed();
+    let to = from.beside();
     let mut guest = Driver::over(from.connect(), Config::default()).unwrap();
     guest.init().unwrap();
     let mut files = Vec::new();
@@ -159,23 +69,10 @@ fn a_device_hands_its_guest_on() {
     let refused = guest.frontend.set_device_state_fd(Way::SAVE, phase, write.into());
     assert!(refused.is_err());
     guest.stop().unwrap();
-    let (mut read, write) = std::io::pipe().unwrap();
-    guest.frontend.set_device_state_fd(Way::SAVE, phase, write.into()).unwrap();
-    let mut state = Vec::new();
-    std::io::Read::read_to_end(&mut read, &mut state).unwrap();
-    guest.frontend.check_device_state().unwrap();
+    let state = save(&guest);
     assert!(state.len() > 40 * 8);
-    let load = |guest: &Driver, state: &[u8]| {
-        let (read, mut write) = std::io::pipe().unwrap();
-        guest.frontend.set_device_state_fd(Way::LOAD, phase, read.into()).unwrap();
-        std::io::Write::write_all(&mut write, state).unwrap();
-        drop(write);
-        guest.frontend.check_device_state().is_ok()
-    };
     // A device of the same tenant refuses it that serves another directory: its inodes are others.
-    let root = scratch();
-    std::fs::write(root.join("key"), [7; 32]).unwrap();
-    let other = Process::start(&root);
+    let other = Process::keyed();
     guest.connect_stopped(other.connect()).unwrap();
     assert!(!load(&guest, &state));
     // A damaged one is refused, and the device is as it was.

@@ -282,6 +282,88 @@ fn a_device_that_is_killed_loses_no_lock_and_no_file_without_a_name() {
     cluster.assert_nobody_expelled();
 }
 
+/// A guest moves between devices of two nodes, to and fro, while others wait for what it has locked and it waits for what they have. Nobody
+/// gets its locks in between, it gets what it waits for where it is by then, and when the move fails in the end, it goes on where it was.
+#[test]
+fn a_guest_that_moves_keeps_its_locks() {
+    let Some(cluster) = Cluster::new(3, "128MiB") else { return };
+    cluster.mount(1);
+    let key = cluster.path("key");
+    std::fs::write(&key, [7; 32]).expect("a key");
+    std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600))
+        .expect("a key of one's own");
+    let key = key.display().to_string();
+    let start = |node: u32| {
+        let (socket, name) = (cluster.socket(node).display().to_string(), format!("{node}.sock"));
+        let keyed = ["--migration-key", &key, "--tenant", "one"];
+        let args = [&["--source", &socket][..], if node < 3 { &keyed } else { &[] }].concat();
+        Device::start(cluster.path(&name), &args)
+    };
+    let devices = [start(1), start(2)];
+    let other = start(3);
+    let config = Config { queues: 2, ..Config::default() };
+    let (mut guest, mut rival) = (devices[0].guest(config), other.guest(config));
+    let (mut own, mut its) = (Vec::new(), Vec::new());
+    for name in ["locked", "awaited"] {
+        let file = made(&mut guest, ROOT, name);
+        let sync = FsyncIn { fh: file.1.into(), ..FsyncIn::default() };
+        assert_eq!(guest.call(op::FSYNC, file.0, &[sync.as_bytes()]).expect("a reply").error, 0);
+        let z = format!("{name}\0");
+        let found = rival.call(op::LOOKUP, ROOT, &[z.as_bytes()]).expect("a reply");
+        let node = EntryOut::read_from_prefix(&found.body).expect("an entry").0.nodeid.get();
+        let open = OpenIn { flags: 2.into(), ..OpenIn::default() };
+        let opened = rival.call(op::OPEN, node, &[open.as_bytes()]).expect("a reply");
+        own.push(file);
+        its.push((node, OpenOut::read_from_prefix(&opened.body).expect("a handle").0.fh.get()));
+    }
+    let of_guest = lock(&mut guest, own[0], op::SETLK, 1, F_WRLCK);
+    assert_eq!(asked(&mut guest, &of_guest), Some(0));
+    let of_rival = lock(&mut rival, its[1], op::SETLK, 2, F_WRLCK);
+    assert_eq!(asked(&mut rival, &of_rival), Some(0));
+    // Each waits for the other's.
+    let waits = lock(&mut rival, its[0], op::SETLKW, 3, F_WRLCK);
+    ask(&mut rival, 1, &waits);
+    let waits = lock(&mut guest, own[1], op::SETLKW, 4, F_WRLCK);
+    ask(&mut guest, 2, &waits);
+    assert_eq!((answer(&mut rival), answer(&mut guest)), (None, None));
+    let is_whole = |guest: &mut Driver, rival: &mut Driver, what: &str| {
+        assert_eq!(answer(rival), None, "{what}: the guest has it");
+        let mine = lock(guest, own[0], op::SETLK, 1, F_WRLCK);
+        assert_eq!(asked(guest, &mine), Some(0), "{what}: it is its own");
+    };
+    for round in 1..4usize {
+        guest.stop().expect("it stops");
+        let state = guest.save().expect("a state");
+        assert_eq!(answer(&mut rival), None, "round {round}: nobody has given it up");
+        guest.connect_stopped(devices[round % 2].connect()).expect("the other device");
+        guest.load(&state).expect("it goes on there");
+        guest.start().expect("it starts");
+        is_whole(&mut guest, &mut rival, &format!("round {round}"));
+    }
+    // What it waits for comes to where it is now.
+    let free = lock(&mut rival, its[1], op::SETLK, 2, F_UNLCK);
+    assert_eq!(asked(&mut rival, &free), Some(0));
+    assert_eq!(answer(&mut guest), Some(0));
+    assert_eq!(asked(&mut rival, &of_rival), Some(-libc::EAGAIN));
+    // A move that fails before and after the other device has taken over.
+    for taken in [false, true] {
+        guest.stop().expect("it stops");
+        let state = guest.save().expect("a state");
+        if taken {
+            guest.connect_stopped(devices[0].connect()).expect("the other device");
+            guest.load(&state).expect("it would go on there");
+            guest.connect_stopped(devices[1].connect()).expect("the device");
+        }
+        guest.start().expect("it goes on here");
+        is_whole(&mut guest, &mut rival, if taken { "taken over" } else { "not taken over" });
+        assert_eq!(asked(&mut rival, &of_rival), Some(-libc::EAGAIN));
+    }
+    let free = lock(&mut guest, own[0], op::SETLK, 1, F_UNLCK);
+    assert_eq!(asked(&mut guest, &free), Some(0));
+    assert_eq!(answer(&mut rival), Some(0));
+    cluster.assert_nobody_expelled();
+}
+
 #[test]
 fn it_is_started_as_virtiofsd_is() {
     let scratch = Scratch::new();

@@ -1,6 +1,8 @@
 //! A device in this process, and the requests that most tests make.
 #![allow(dead_code)] // each test uses some of it
 
+pub mod process;
+
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::Arc;
