@@ -1,5 +1,6 @@
 //! A guest's rings and memory, as it likes them, in front of a virtio-fs device. Input: a script that writes into the guest's memory,
-//! describes pieces, puts requests down and makes heads available. Whatever it writes, the device comes to an end and goes on.
+//! describes pieces, puts requests down and makes heads available; its monitor stops the queue, and has logged what is written, in a log of
+//! any size. Whatever they do, the device comes to an end and goes on, and nothing is written behind the log.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -8,9 +9,10 @@ use client::null::NullFs;
 use frontend::fuse::wire::{InitIn, WriteIn, op};
 use frontend::fuse::{ReplySink, wire::InHeader};
 use virtiofs::device::{Device, Options, Scratch};
+use virtiofs::dirty::Log;
 use virtiofs::hal::Queue;
 use virtiofs::memory::{Memory, Region};
-use virtiofs::vring::Vring;
+use virtiofs::vring::{Marks, Vring};
 use zerocopy::IntoBytes;
 
 use crate::input::Input;
@@ -23,6 +25,9 @@ const BYTES: u64 = 64 << 10;
 const SIZE: u16 = 16;
 const AVAIL: u64 = 0x200;
 const USED: u64 = 0x300;
+/// A log of dirty pages that has room for the guest's, and the file that it lies in.
+const LOG_BYTES: u64 = (BASE + BYTES).div_ceil(8 * 4096);
+const LOG_FILE_BYTES: u64 = LOG_BYTES + 4096;
 /// A guest that makes heads available without end has all of them taken, and this is a target.
 const CHAINS_MAX: usize = 4096;
 
@@ -40,6 +45,7 @@ impl ReplySink for Nowhere {
 
 struct Guest {
     file: File,
+    log: File,
     ring: Arc<Vring>,
     device: Arc<Device>,
     scratch: Scratch,
@@ -66,6 +72,9 @@ impl Guest {
             let part = Region { guest: BASE + from, len, user: USER + from, offset: from };
             (part, file.try_clone().expect("a descriptor"))
         };
+        let fd = rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC);
+        let log = File::from(fd.expect("memory"));
+        log.set_len(LOG_FILE_BYTES).expect("memory");
         // In one piece, or in two that meet where the pages do.
         let regions = if input.flag() {
             vec![region(0, BYTES / 2), region(BYTES / 2, BYTES / 2)]
@@ -89,7 +98,7 @@ impl Guest {
         let init = [header(op::INIT, 0, len).as_bytes(), arg.as_bytes()].concat();
         device.server().handle(&init, &mut Nowhere);
         assert!(device.server().is_ready());
-        Self { file, ring, device, scratch: Scratch::default(), next: 0, taken: 0 }
+        Self { file, log, ring, device, scratch: Scratch::default(), next: 0, taken: 0 }
     }
 
     fn put(&self, at: u64, bytes: &[u8]) {
@@ -101,6 +110,31 @@ impl Guest {
         self.put(AVAIL + 4 + 2 * u64::from(self.next % SIZE), &head.to_le_bytes());
         self.next = self.next.wrapping_add(1);
         self.put(AVAIL + 2, &self.next.to_le_bytes());
+    }
+
+    /// The monitor changes its mind about the log: not at all, none, one that comes later, one that is too short, or the whole.
+    fn set_marks(&self, turn: u8, used_in_log: u64) {
+        let marks = match turn {
+            0 => return,
+            1 => Marks::Off,
+            2 => Marks::Awaited,
+            _ => {
+                let len = if turn == 3 { LOG_BYTES - 1 } else { LOG_BYTES };
+                let log = self.log.try_clone().expect("a descriptor");
+                Marks::On(Arc::new(Log::map(log, 0, len).expect("a log that is there")))
+            }
+        };
+        let used_in_log = (used_in_log != 0).then_some(used_in_log);
+        let set = self.ring.set_addresses(USER, USER + AVAIL, USER + USED, used_in_log);
+        set.expect("good addresses");
+        self.ring.set_marks(marks);
+    }
+
+    /// Nothing is marked behind the log.
+    fn check_log(&self) {
+        let mut behind = vec![0; (LOG_FILE_BYTES - LOG_BYTES) as usize];
+        std::os::unix::fs::FileExt::read_exact_at(&self.log, &mut behind, LOG_BYTES).expect("log");
+        assert!(behind.iter().all(|byte| *byte == 0));
     }
 
     fn pump(&mut self) {
@@ -151,9 +185,13 @@ pub fn run(data: &[u8]) {
                 guest.pump();
             }
             _ => {
-                // The monitor stops the queue, and starts it where it was, or where the script says.
+                // The monitor stops the queue, and starts it where it was, or where the script says. The log changes first, for
+                // what comes back while it stops.
+                let turn = input.u8();
+                let used_in_log = if turn & 0x10 == 0 { 0 } else { input.odd() };
+                guest.set_marks(turn >> 1 & 7, used_in_log);
                 let at = guest.ring.stop_at();
-                guest.ring.set_base(if input.flag() { at } else { input.u16() });
+                guest.ring.set_base(if turn & 1 == 1 { at } else { input.u16() });
                 let kick = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC);
                 let _ = guest.ring.start(kick.ok().map(File::from), None);
             }
@@ -161,6 +199,7 @@ pub fn run(data: &[u8]) {
     }
     // It is still there.
     guest.ring.reset();
+    guest.check_log();
     assert!(guest.device.server().is_ready());
     assert!(guest.taken <= CHAINS_MAX);
 }
@@ -197,6 +236,10 @@ pub fn seeds() -> Vec<Vec<u8>> {
         ask(op::MKDIR, 1, &[&[0xed, 1, 0, 0, 0, 0, 0, 0][..], b"d\0"].concat()),
         ask(op::FORGET, 1, &[1, 0, 0, 0, 0, 0, 0, 0]),
         [ask(op::STATFS, 1, &[]), vec![4, 1], ask(op::STATFS, 1, &[])].concat(),
+        // With a log that comes late, one that is too short, and a ring that is marked elsewhere.
+        [vec![4, 5], ask(op::GETATTR, 1, &[0; 16]), vec![4, 7], ask(op::STATFS, 1, &[])].concat(),
+        [vec![4, 9], ask(op::CREATE, 1, &create), ask(op::READ, 3, &[0; 40])].concat(),
+        [vec![4, 0x19, 0x1a], ask(op::STATFS, 1, &[]), vec![4, 3]].concat(),
     ];
     // In a table of its own, and in a ring.
     let mut indirect = request(16, op::GETATTR, 1, &[0; 16]);
