@@ -373,6 +373,9 @@ impl World<'_> {
             self.model.headless(attached.session);
             self.locks.doubt(c);
         }
+        if self.actors[c].process.as_ref().is_some_and(|p| p.attached.is_empty()) {
+            self.locks.doubt(c);
+        }
         if let Some(s) = &mut self.actors[c].session {
             s.doubted = true;
             self.model.headless(s.number);
@@ -425,7 +428,7 @@ impl World<'_> {
         // What a session that has ended left in its log nobody takes.
         let whole = whole && self.actors[c].process.as_ref().is_none_or(Process::is_attached);
         let ended = if self.actors[c].process.is_some() {
-            self.end_process(c, "killed")
+            self.end_process(c, ("killed", true))
         } else {
             let ended = self.session(c).map(|s| (s.client, s.number, s.log.last().0));
             // What it writes after it was expelled, and its log removed, nobody reads.

@@ -204,7 +204,7 @@ fn many(options: &Options) -> ExitCode {
     );
     println!(
         "{} operations ({}), {} observations, {} interleavings, {} fsyncs; {} entries to refuse, {} operations without space, \
-         {} over a quota, {} snapshots; {} jointly, {} of them untaken, {} judged anew; {} steps of scripts",
+         {} over a quota, {} snapshots; {} jointly, {} of them untaken, {} judged anew; {} heirs; {} steps of scripts",
         total.operations,
         listed(&total.kinds),
         total.observations,
@@ -217,6 +217,7 @@ fn many(options: &Options) -> ExitCode {
         total.joint,
         total.untaken,
         total.unsaid,
+        total.heirs,
         total.steps
     );
     println!("{} faults ({})", total.faults.values().sum::<u64>(), listed(&total.faults));

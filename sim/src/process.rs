@@ -14,7 +14,7 @@ pub(crate) mod locks;
 pub mod verdict;
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
 use base::random::Random;
@@ -68,6 +68,10 @@ pub struct Process {
     narrow: Narrow,
     /// Counts the lives of the process.
     pub(crate) life: u64,
+    /// By what a life shows that it is the heir of the one before; 0: it is none.
+    secret: u128,
+    /// What a life that is an heir does first.
+    inherits: VecDeque<Call>,
 }
 
 impl std::fmt::Debug for Process {
@@ -224,10 +228,19 @@ fn verify_of(limits: &Limits) -> Verify {
     [Never, Never, Sample, Always][Random::new(key ^ 0x5e1f).below(4) as usize]
 }
 
+/// Whether a process has heirs, which know what it had locked. (Not drawn from the numbers of others.)
+fn secret_of(c: usize, limits: &Limits) -> u128 {
+    let key =
+        limits.inodes as u64 ^ ((limits.requests as u64) << 8) ^ ((limits.posted as u64) << 16);
+    let mut random = Random::new(key ^ 0x4e12 ^ (c as u64) << 32);
+    if random.chance(1, 2) { u128::from(random.next_u64()) << 64 | (c as u128 + 1) } else { 0 }
+}
+
 /// The first thread: it attaches.
-fn begin(home: &Home, limits: Limits) {
+fn begin(home: &Home, limits: Limits, heir: u128) {
+    let verify = verify_of(&limits);
     let client = loop {
-        match Client::attach(Config { limits, verify: verify_of(&limits), ..Config::new(b"") }) {
+        match Client::attach(Config { limits, verify, heir, ..Config::new(b"") }) {
             Ok(client) => break Box::new(client),
             Err(_) => drop(host::pause(Pause::Sleep(30 * MS))),
         }
@@ -265,6 +278,8 @@ impl Process {
             chance,
             narrow,
             life: 0,
+            secret: 0,
+            inherits: VecDeque::new(),
         }
     }
 
@@ -328,6 +343,10 @@ impl World<'_> {
         if self.process(c).is_none_or(|p| p.life != life || p.is_done()) {
             return Ok(());
         }
+        // (Others need to have been led to what they open by its number.)
+        if life == 0 && self.actors[c].uid == 0 {
+            self.process(c).into_iter().for_each(|p| p.secret = secret_of(c, &p.limits));
+        }
         if self.hosts[n].gone {
             self.process(c)
                 .into_iter()
@@ -336,9 +355,9 @@ impl World<'_> {
         }
         let random = Random::new(self.random.next_u64());
         let Some(process) = self.process(c) else { return Ok(()) };
-        let (home, limits) = (Rc::clone(&process.home), process.limits);
+        let (home, limits, secret) = (Rc::clone(&process.home), process.limits, process.secret);
         self.trace(|| format!("process {c} begins, life {life}, {limits:?}"));
-        let fiber = Fiber::new(random, move || begin(&home, limits))?;
+        let fiber = Fiber::new(random, move || begin(&home, limits, secret))?;
         self.install_fiber(c, 0, fiber);
         self.go_on(c, 0, 0, Answer::Go);
         Ok(())
@@ -794,8 +813,12 @@ impl World<'_> {
     }
 
     /// The process ends where it is.
-    pub(crate) fn end_process(&mut self, c: usize, why: &str) -> Option<(ClientId, usize, u64)> {
-        self.locks.end_of(c);
+    pub(crate) fn end_process(
+        &mut self,
+        c: usize,
+        (why, has_heir): (&str, bool),
+    ) -> Option<(ClientId, usize, u64)> {
+        self.leave_locks(c, has_heir);
         let process = self.process(c)?;
         for thread in &mut process.threads {
             thread.fiber.kill();
@@ -827,6 +850,31 @@ impl World<'_> {
         let delay = self.between(MS, 20 * MS);
         self.at(self.now + delay, Item::Boot(c, life));
         last.map(|a| (a.client, a.session, a.last))
+    }
+}
+
+impl World<'_> {
+    /// What becomes of what it has locked.
+    fn leave_locks(&mut self, c: usize, has_heir: bool) {
+        // Clocks run at rates of their own.
+        let until = self.now + self.hosts[self.actors[c].node].grace / 2;
+        let Some(process) = self.process(c) else { return };
+        let (secret, life) = (process.secret, process.life + 1);
+        let whole = process.is_attached() && process.inherits.is_empty();
+        process.inherits.clear();
+        if secret == 0 {
+            self.locks.end_of(c);
+            return;
+        }
+        let mut calls = VecDeque::from([Call::Inherit]);
+        if has_heir && whole {
+            calls.extend(self.locks.leave(c, life, until));
+        } else {
+            self.locks.end_of(c);
+        }
+        if let Some(process) = self.process(c) {
+            process.inherits = calls;
+        }
     }
 }
 

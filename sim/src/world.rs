@@ -433,6 +433,8 @@ pub struct Outcome {
     pub untaken: u64,
     /// Those whose head was lost before anybody else knew of them.
     pub unsaid: u64,
+    /// Processes that went on with what the one before had locked.
+    pub heirs: u64,
     /// Steps that the script took.
     pub steps: u64,
     /// Faults by kind.
@@ -455,6 +457,7 @@ impl Outcome {
         self.joint += other.joint;
         self.untaken += other.untaken;
         self.unsaid += other.unsaid;
+        self.heirs += other.heirs;
         self.steps += other.steps;
         for (kind, n) in &other.faults {
             *self.faults.entry(kind).or_default() += n;

@@ -293,7 +293,7 @@ fn a_guest_that_moves_keeps_its_locks() {
     std::fs::set_permissions(&key, std::os::unix::fs::PermissionsExt::from_mode(0o600))
         .expect("a key of one's own");
     let key = key.display().to_string();
-    let start = |node: u32| {
+    let start = |node: usize| {
         let (socket, name) = (cluster.socket(node).display().to_string(), format!("{node}.sock"));
         let keyed = ["--migration-key", &key, "--tenant", "one"];
         let args = [&["--source", &socket][..], if node < 3 { &keyed } else { &[] }].concat();

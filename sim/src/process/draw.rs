@@ -36,7 +36,9 @@ struct Target {
 impl World<'_> {
     /// A thread asks what to do: after a rest it is told.
     pub(super) fn next_call(&mut self, c: usize, t: usize) -> Result<Option<Answer>, String> {
-        self.start_others(c)?;
+        if self.process(c).is_some_and(|p| p.inherits.is_empty()) {
+            self.start_others(c)?;
+        }
         let left = self.thread(c, t).map_or(0, |thread| thread.ops);
         let delay = if left == 0 {
             if self.healed { 0 } else { 50 * MS }
@@ -56,6 +58,11 @@ impl World<'_> {
 
     /// The rest is over.
     pub(super) fn choose_call(&mut self, c: usize, t: usize) -> Answer {
+        if let Some(call) = self.process(c).and_then(|p| p.inherits.front().cloned()) {
+            let (who, umask, paths) = (Who::of(self.actors[c].uid), 0, Vec::new());
+            self.begin_call(c, t, call.clone(), (who, umask));
+            return Answer::Call(Box::new(Task { call, who, umask, paths }));
+        }
         let Some(thread) = self.thread(c, t) else { return Answer::End };
         let call = if thread.ops == 0 {
             match self.last_call(c, t) {

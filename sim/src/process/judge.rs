@@ -587,9 +587,8 @@ impl World<'_> {
                 let fits = |s: &State| s.is_gone() || s.mode & S_IFMT == S_IFDIR;
                 self.saw(c, u, *ino, || "a directory".into(), fits)
             }
-            (Call::Lock { .. }, Value::Nothing) | (Call::TestLock { .. }, Value::Barring(_)) => {
-                Ok(())
-            }
+            (Call::Lock { .. } | Call::Inherit, Value::Nothing)
+            | (Call::TestLock { .. }, Value::Barring(_)) => Ok(()),
             (Call::Readlink { ino }, Value::Bytes(target)) => {
                 let fits = |s: &State| matches!(&s.body, Body::Symlink(to, _) if to == target);
                 self.saw(c, u, *ino, || format!("a link to {target:?}"), fits)
@@ -966,6 +965,7 @@ impl World<'_> {
         // (Or its making was refused.)
         let refused = self.preset.doubts();
         let by_handle = |ino: u64| lost && away && gone(ino) || (lost || refused) && never(ino);
+        let opened = |ino: u64| self.actors[c].process.as_ref().is_some_and(|p| p.has_open(ino));
         let open = |h: Handle| self.actors[c].process.as_ref().and_then(|p| p.open.get(&number(h)));
         match (errno, call) {
             (Errno::NOENT | Errno::STALE, call) => match call {
@@ -1008,11 +1008,15 @@ impl World<'_> {
                 | Call::Allocate { ino, .. }
                 | Call::Seek { ino, .. }
                 | Call::Fsync { ino, .. } => by_handle(*ino),
+                // Of an heir: it knows what the one before had open, which may have been gone by then.
+                Call::Lock { ino, .. } if !opened(*ino) => gone(*ino) || never(*ino),
                 Call::Lock { ino, lock, .. } => lock.kind != LockKind::None && by_handle(*ino),
                 Call::TestLock { ino, .. } => by_handle(*ino),
                 Call::Clone { from, to, .. } => by_handle(from.1) || by_handle(to.1),
-                Call::Release { .. } | Call::Statfs | Call::SyncAll => false,
+                Call::Release { .. } | Call::Statfs | Call::SyncAll | Call::Inherit => false,
             },
+            // Nobody has answered in time.
+            (Errno::AGAIN, Call::Inherit) => true,
             // Whether it may be barred is judged apart.
             (Errno::AGAIN, Call::Lock { lock, .. }) => lock.kind != LockKind::None,
             (Errno::DEADLK, Call::Lock { lock, wait, .. }) => {

@@ -12,6 +12,9 @@
 //! A process whose node is out of the chain, or was started anew, or whose session has ended, has nothing for certain any
 //! more: its client asks again, and somebody else may have been first. What it had there may stay locked until its session
 //! is known to be over.
+//!
+//! A process that is killed, and has an heir, has what it had as long as its node goes on, until its next life has shown the secret, and has
+//! asked for each of its locks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -82,6 +85,8 @@ pub struct Locks {
     waited: Vec<(Asking, Nanos)>,
     /// When it was doubted last what an actor has.
     doubted: BTreeMap<usize, u64>,
+    /// Processes that were killed, and until when their locks are kept for their heirs for certain.
+    left: BTreeMap<usize, Nanos>,
 }
 
 /// The bytes of a range.
@@ -223,9 +228,51 @@ impl Locks {
         }
     }
 
+    /// A process was killed, and its next life will be its heir: what that is to ask for. What it had just asked for it may have or not.
+    pub(super) fn leave(&mut self, c: usize, life: u64, until: Nanos) -> Vec<Call> {
+        self.now += 1;
+        let asking = self.asking.extract_if(.., |(of, _), _| *of == c).map(|(_, asking)| asking);
+        for Asking { owner, .. } in asking.collect::<Vec<_>>() {
+            for byte in self.owners.get_mut(&owner).into_iter().flatten() {
+                (byte.any_since, byte.write_since) = (None, None);
+            }
+        }
+        let own: Vec<(Owner, [Byte; BYTES as usize])> =
+            self.owners.extract_if(.., |owner, _| owner.actor == c && !owner.past).collect();
+        let mut calls = Vec::new();
+        for (owner, has) in own {
+            let perhaps =
+                |(at, byte): (usize, &Byte)| (byte.any_until == NOW).then_some((at, *byte));
+            for (at, byte) in has.iter().enumerate().filter_map(perhaps) {
+                let writes = byte.write_until == NOW;
+                let kind = if writes { LockKind::Write } else { LockKind::Read };
+                let all =
+                    Lock { kind, pid: 100 + c as u32, ..Lock::all_of(owner.space, owner.number) };
+                let end = if at as u64 == BYTES - 1 { LOCK_END } else { at as u64 };
+                let lock = match owner.space {
+                    LockSpace::Record => Lock { start: at as u64, end, ..all },
+                    LockSpace::Flock if at > 0 => continue,
+                    LockSpace::Flock => all,
+                };
+                calls.push(Call::Lock { ino: owner.ino, lock, wait: false });
+            }
+            self.owners.insert(Owner { life, ..owner }, has);
+        }
+        self.left.insert(c, until);
+        calls
+    }
+
+    /// Its heir has them, as far as they were there.
+    fn inherited(&mut self, c: usize, now: Nanos) {
+        if self.left.remove(&c).is_none_or(|until| now >= until) {
+            self.doubt(c);
+        }
+    }
+
     /// A process is no more.
     pub(super) fn end_of(&mut self, c: usize) {
         self.doubt(c);
+        self.left.remove(&c);
         self.owners.retain(|owner, _| owner.actor != c || owner.past);
         self.asking.retain(|(of, _), _| *of != c);
     }
@@ -270,6 +317,7 @@ impl World<'_> {
         u: &UnderWay,
         reply: &Reply,
     ) -> Result<(), String> {
+        self.heir_goes_on(c, u, reply);
         let Some(asking) = self.locks.asking.get(&(c, t)).copied() else { return Ok(()) };
         let judged = self.judge_answer(&asking, reply);
         if matches!(u.call, Call::Lock { .. }) {
@@ -282,11 +330,36 @@ impl World<'_> {
         judged.map_err(|e| format!("client {c}.{t}, {}: {e}", u.call.brief()))
     }
 
+    /// What a life that is an heir does first: it shows the secret, until it is believed, and asks for what the one before had. What it does not
+    /// get it gives up, if some of it is there.
+    fn heir_goes_on(&mut self, c: usize, u: &UnderWay, reply: &Reply) {
+        let now = self.now;
+        let Some(process) = self.process(c).filter(|p| !p.inherits.is_empty()) else { return };
+        match (&u.call, reply) {
+            (Call::Inherit, Err(_)) => {}
+            (Call::Inherit, Ok(_)) => {
+                process.inherits.pop_front();
+                self.outcome.heirs += 1;
+                self.locks.inherited(c, now);
+            }
+            (Call::Lock { ino, lock, .. }, reply) => {
+                process.inherits.pop_front();
+                if reply.is_err() && lock.kind != LockKind::None {
+                    let lock = Lock { kind: LockKind::None, ..*lock };
+                    process.inherits.push_front(Call::Lock { ino: *ino, lock, wait: false });
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// Whether what a process has of locks is known to the head.
     fn keeps_locks(&self, c: usize) -> bool {
         let n = self.actors[c].node;
-        let attached = self.actors[c].process.as_ref().is_some_and(super::Process::is_attached);
-        attached && self.is_seated(n) && self.hosts[n].node.is_some()
+        let process = self.actors[c].process.as_ref();
+        let kept = self.locks.left.get(&c).map(|until| self.now < *until);
+        let attached = process.is_some_and(super::Process::is_attached);
+        kept.unwrap_or(attached) && self.is_seated(n) && self.hosts[n].node.is_some()
     }
 
     fn judge_answer(&self, asking: &Asking, reply: &Reply) -> Result<(), String> {

@@ -151,7 +151,7 @@ impl World<'_> {
     fn end_clients_of(&mut self, n: usize) {
         for c in 0..self.actors.len() {
             if self.actors[c].node == n && self.actors[c].process.is_some() {
-                self.end_process(c, "its node died");
+                self.end_process(c, ("its node died", false));
             } else if self.actors[c].node == n {
                 self.end_session(c, "its node died");
             }
