@@ -211,8 +211,12 @@ impl Device {
 
     /// The guest is gone, or begins anew: what it had open and locked is given back.
     pub fn reset(&self) {
-        if std::mem::replace(&mut *self.place(), Place::Here) != Place::Here {
-            self.server().arrive();
+        let was = std::mem::replace(&mut *self.place(), Place::Here);
+        if was != Place::Here {
+            // Now, and not when the last request has ended: by then the guest may have come back, and have locked the same again.
+            let server = self.server();
+            server.give_locks_back();
+            server.arrive();
         }
         if let Some(ledger) = &self.options.ledger {
             // Its locks go when the last request of it has ended.

@@ -678,6 +678,13 @@ impl<F: FileSystem + ?Sized> Server<F> {
         lost
     }
 
+    /// The guest is gone: what it had locked is free, unless somebody else has it by now to whom it was left.
+    pub fn give_locks_back(&self) {
+        if self.shares_locks() {
+            self.unlock_all();
+        }
+    }
+
     /// Nobody is left anything any more: the guest is here.
     pub fn arrive(&self) {
         if self.shares_locks()
