@@ -21,6 +21,8 @@ pub(super) const SEEK_AGAIN: Nanos = 500_000_000;
 pub(super) const SEEK_FOR: Nanos = 3_000_000_000;
 /// An agent whose clients do not get ready answers no more after so long.
 const ANSWER_WITHIN: Nanos = 2_000_000_000;
+/// Clients that a head seeks for at once.
+const SEEKING_MAX: usize = 256;
 /// Questions that an agent answers at once.
 const SOUGHT_MAX: usize = 64;
 
@@ -70,7 +72,6 @@ impl Node {
         heir: ClientId,
         (token, secret): (u64, Secret),
     ) {
-        let most = self.env.config.limits.unready;
         let Some(head) = self.part.head_mut() else { return };
         if !head.ready {
             head.missed.insert(from);
@@ -87,7 +88,7 @@ impl Node {
             self.to_agent(heir, Message::HeirFound { client: heir, token, given });
             return;
         }
-        if head.seeking.len() >= most {
+        if head.seeking.len() >= SEEKING_MAX {
             return;
         }
         head.seeking.push(Seeking { heir, token, awaited: awaited.clone(), given });

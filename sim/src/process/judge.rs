@@ -1062,6 +1062,8 @@ impl World<'_> {
             }
             (Errno::XDEV, Call::Rename { .. } | Call::Link { .. }) => true,
             (Errno::PERM, Call::Link { ino, .. }) => dir(*ino),
+            // Whatever is there, or is not.
+            (Errno::PERM, Call::SetProject { .. } | Call::SetQuota { .. }) => u.who.uid != 0,
             (Errno::INVAL, Call::Readlink { ino }) => {
                 self.ever(*ino, u, |s| s.mode & S_IFMT != S_IFLNK)
             }
