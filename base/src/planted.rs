@@ -766,6 +766,8 @@ pub enum Bug {
     HeirRemembered = 517,
     /// An agent tells the head that a client has no locks which seeks what others have left to it.
     SeekerReported = 518,
+    /// The head is not told that what a client had locked is its heir's.
+    HeirUntold = 519,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2526,6 +2528,11 @@ impl Bug {
             Bug::SeekerReported,
             "seeker-reported",
             "an heir loses what it just got when its link breaks",
+        ),
+        (
+            Bug::HeirUntold,
+            "heir-untold",
+            "others get what a process had locked before its next life has it",
         ),
         (
             Bug::LevelIgnored,

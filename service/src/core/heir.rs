@@ -137,7 +137,9 @@ impl Node {
             return Ok(Inherited::Waits);
         }
         self.turn.inherited = true;
-        self.to_head(Message::LockHeir { client, heir });
+        if !planted(Bug::HeirUntold) {
+            self.to_head(Message::LockHeir { client, heir });
+        }
         self.agent.locking.inherit(client, heir, (self.next_token, beside));
         if ended {
             self.end_gone(client)?;

@@ -494,13 +494,14 @@ fn who_seeks_does_not_wait_for_ever() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn rules_of_heirs_that_are_taken_out_are_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 6] = [
+    let tests: [(Bug, fn()); 7] = [
         (Bug::HeirOfAnyUser, nobody_is_the_heir_of_another_user_elsewhere),
         (Bug::HeirOfTheLiving, nobody_is_inherited_on_another_node_who_does_not_leave),
         (Bug::HeirSolesLeft, who_leaves_leaves_what_it_granted_itself),
         (Bug::HeirUnasked, an_agent_gives_nothing_unasked),
         (Bug::HeirRemembered, what_was_left_to_another_node_does_not_come_back),
         (Bug::SeekerReported, who_seeks_asks_again),
+        (Bug::HeirUntold, an_heir_has_what_was_locked_and_open_and_nobody_has_it_before),
     ];
     assert_eq!(missed(&tests), []);
 }
