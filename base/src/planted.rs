@@ -768,6 +768,10 @@ pub enum Bug {
     SeekerReported = 518,
     /// The head is not told that what a client had locked is its heir's.
     HeirUntold = 519,
+    /// A head forgets with a new view who seeks heirs.
+    SeekerForgotten = 520,
+    /// What came back of locks that a client has left is told after that.
+    LeftComesBack = 521,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2533,6 +2537,16 @@ impl Bug {
             Bug::HeirUntold,
             "heir-untold",
             "others get what a process had locked before its next life has it",
+        ),
+        (
+            Bug::SeekerForgotten,
+            "seeker-forgotten",
+            "what was left to an heir is lost with a new view",
+        ),
+        (
+            Bug::LeftComesBack,
+            "left-comes-back",
+            "locks that were left are the leaver's again when its link begins anew",
         ),
         (
             Bug::LevelIgnored,

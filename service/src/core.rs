@@ -586,6 +586,7 @@ impl Node {
         self.collect_ended()?;
         self.end_unclaimed()?;
         self.seek_again();
+        self.forget_seekers();
         self.expel_broken()?;
         self.closing_step()?;
         self.join_again();

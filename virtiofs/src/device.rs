@@ -93,10 +93,17 @@ pub struct Device {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Place {
     Here,
-    /// What another device must know was told: that goes on, which shows this secret, or this one does.
-    Leaving(u128),
+    /// What another device must know was told: that goes on, which shows this secret, made of these numbers, or this one does, which is an heir
+    /// by another one of its own.
+    Leaving {
+        secret: u128,
+        drawn: [u64; 2],
+        own: u128,
+    },
     /// This device goes on for a guest from elsewhere, whose queues have not started.
-    Arriving,
+    Arriving {
+        own: u128,
+    },
 }
 
 impl std::fmt::Debug for Device {
@@ -153,14 +160,15 @@ impl Device {
         self.server().resume(kept.told, kept.opened, &kept.locked, kept.secret)
     }
 
-    /// What another device must know to go on for the guest, which shows that secret. Its queues must be stopped, and when they start again
-    /// this device [goes on](Self::go_on).
-    pub fn leave(&self, secret: u128) -> Kept {
+    /// What another device must know to go on for the guest, which shows that secret, made of those numbers. Its queues must be stopped, and
+    /// when they start again this device [goes on](Self::go_on).
+    pub fn leave(&self, secret: u128, drawn: [u64; 2]) -> Kept {
         let mut place = self.place();
         let server = self.server();
         let (told, opened) = server.state();
         let locked = server.leave_locks(secret);
-        *place = Place::Leaving(secret);
+        let own = self.lend_heir(*place, secret);
+        *place = Place::Leaving { secret, drawn, own };
         Kept { told, opened, locked, begun: Vec::new(), secret: Some(secret) }
     }
 
@@ -169,12 +177,39 @@ impl Device {
         let mut place = self.place();
         match std::mem::replace(&mut *place, Place::Here) {
             Place::Here => {}
-            Place::Leaving(secret) => {
+            Place::Leaving { secret, own, .. } => {
                 let lost = self.server().retake_locks(secret);
+                self.take_heir_back(own);
                 log::warn!("the guest has not moved, and goes on here; {lost} locks are lost");
             }
-            Place::Arriving => self.server().arrive(),
+            Place::Arriving { own } => {
+                self.server().arrive();
+                self.take_heir_back(own);
+            }
         }
+    }
+
+    /// Of what the secret was made by which another device goes on for the guest.
+    pub fn drawn(&self) -> Option<[u64; 2]> {
+        match *self.place() {
+            Place::Leaving { drawn, .. } => Some(drawn),
+            Place::Here | Place::Arriving { .. } => None,
+        }
+    }
+
+    /// Killed and started again meanwhile, this device is the heir of the one that knows that secret. What it was by before.
+    fn lend_heir(&self, place: Place, secret: u128) -> u128 {
+        let Some(ledger) = &self.options.ledger else { return 0 };
+        let own = match place {
+            Place::Here => ledger.heir(),
+            Place::Leaving { own, .. } | Place::Arriving { own } => own,
+        };
+        ledger.set_heir(secret);
+        own
+    }
+
+    fn take_heir_back(&self, own: u128) {
+        self.options.ledger.iter().for_each(|ledger| ledger.set_heir(own));
     }
 
     fn place(&self) -> MutexGuard<'_, Place> {
@@ -201,7 +236,8 @@ impl Device {
         }
         if let Some(secret) = kept.secret {
             // Should it be the other one that goes on in the end, that gets them back.
-            *self.place() = Place::Arriving;
+            let own = self.lend_heir(Place::Here, secret);
+            *self.place() = Place::Arriving { own };
             if let Err(error) = self.fs.leave(Some(secret)) {
                 log::warn!("locks of a guest that comes: {error}");
             }
@@ -217,6 +253,9 @@ impl Device {
             let server = self.server();
             server.give_locks_back();
             server.arrive();
+            if let Place::Leaving { own, .. } | Place::Arriving { own } = was {
+                self.take_heir_back(own);
+            }
         }
         if let Some(ledger) = &self.options.ledger {
             // Its locks go when the last request of it has ended.

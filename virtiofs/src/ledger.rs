@@ -293,6 +293,12 @@ impl Ledger {
         u128::from(self.get(AT_HEIR)) | u128::from(self.get(AT_HEIR + 8)) << 64
     }
 
+    /// Makes it another one.
+    pub fn set_heir(&self, heir: u128) {
+        self.put(AT_HEIR, heir as u64);
+        self.put(AT_HEIR + 8, (heir >> 64) as u64);
+    }
+
     fn get(&self, at: usize) -> u64 {
         self.map.as_volatile_slice().read_obj(at).unwrap_or(0)
     }

@@ -195,6 +195,13 @@ fn decode(bytes: &[u8], seal: &Seal) -> Result<Kept, String> {
     Ok(Kept { told, opened, locked, begun, secret })
 }
 
+fn draw() -> std::io::Result<[u64; 2]> {
+    let mut bytes = [0; 16];
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
+    let (low, high) = bytes.split_at(8);
+    Ok([low, high].map(|half| half.iter().fold(0, |n: u64, byte| n << 8 | u64::from(*byte))))
+}
+
 /// A transfer that is under way.
 #[derive(Debug)]
 pub struct Transfer(JoinHandle<Result<(), String>>);
@@ -211,12 +218,12 @@ impl Transfer {
         mut to: File,
     ) -> std::io::Result<Self> {
         let begun = rings.begun().map_err(std::io::Error::other)?;
-        let mut bytes = [0; 16];
-        rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())?;
-        let (low, high) = bytes.split_at(8);
-        let drawn =
-            [low, high].map(|half| half.iter().fold(0, |n: u64, byte| n << 8 | u64::from(*byte)));
-        let kept = Kept { begun, ..device.leave(seal.secret(drawn)) };
+        // Whoever has got an earlier state of the same guest has shown the same secret, and may have to give it back.
+        let drawn = match device.drawn() {
+            Some(drawn) => drawn,
+            None => draw()?,
+        };
+        let kept = Kept { begun, ..device.leave(seal.secret(drawn), drawn) };
         let bytes = encode(&kept, drawn, seal);
         let body = move || to.write_all(&bytes).map_err(|e| format!("sending the state: {e}"));
         Ok(Self(std::thread::Builder::new().name("virtiofs-state".into()).spawn(body)?))
@@ -243,12 +250,14 @@ impl Transfer {
             }
             let kept = decode(&bytes, &seal)?;
             let (told, opened, locked) = (kept.told.len(), kept.opened.len(), kept.locked.len());
+            rings.has_queues(&kept.begun)?;
             let begun = kept.begun.clone();
             let (lost, unlocked) = device.take_over(kept)?;
             log::info!(
                 "goes on with a guest of another device, which knows {told} inodes and has {opened} files open, of which {lost} are lost, and {locked} locks, of which {unlocked} are lost"
             );
-            rings.begin_again(&begun)
+            rings.begin_again(&begun);
+            Ok(())
         };
         Ok(Self(std::thread::Builder::new().name("virtiofs-state".into()).spawn(body)?))
     }

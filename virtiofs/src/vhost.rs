@@ -197,6 +197,9 @@ impl VhostUserBackendReqHandlerMut for Session {
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let ring = self.ring(index.into())?;
+        if self.transfer.is_some() {
+            return Err(refuse("a queue is started while the state of the device is on its way"));
+        }
         if let Some(device) = &self.device {
             device.go_on();
         }

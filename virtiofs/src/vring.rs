@@ -530,7 +530,13 @@ impl Vring {
 
     /// These were taken by the device from which the guest comes, and are done again when the queue starts.
     pub fn begin_again(&self, heads: impl IntoIterator<Item = u16>) {
-        self.state().again = heads.into_iter().collect();
+        let mut state = self.state();
+        // Of whom it served before nothing is left.
+        state.life += 1;
+        state.held.clear();
+        state.off.clear();
+        state.stopped_at = None;
+        state.again = heads.into_iter().collect();
     }
 
     /// The guest has given up all that it had asked.
@@ -876,7 +882,15 @@ impl Drop for RingChain {
         match self.stage {
             Stage::Busy => self.ring.give_back(self, 0, true),
             // Whoever waited for it is gone.
-            Stage::Off | Stage::Done => {}
+            Stage::Off => {
+                let mut state = self.ring.state();
+                if state.life == self.life
+                    && let Some(at) = state.off.iter().position(|head| *head == self.head)
+                {
+                    state.off.swap_remove(at);
+                }
+            }
+            Stage::Done => {}
         }
     }
 }
@@ -907,14 +921,18 @@ impl Vrings {
     ///
     /// # Errors
     /// That has more queues.
-    pub fn begin_again(&self, begun: &[(u16, u16)]) -> Result<(), String> {
-        if let Some((queue, _)) = begun.iter().find(|(q, _)| usize::from(*q) >= self.all.len()) {
-            return Err(format!("requests of queue {queue}, which is not here"));
+    pub fn has_queues(&self, begun: &[(u16, u16)]) -> Result<(), String> {
+        match begun.iter().find(|(q, _)| usize::from(*q) >= self.all.len()) {
+            Some((queue, _)) => Err(format!("requests of queue {queue}, which is not here")),
+            None => Ok(()),
         }
+    }
+
+    /// They are done again when the queues start.
+    pub fn begin_again(&self, begun: &[(u16, u16)]) {
         for (queue, ring) in (0u16..).zip(&self.all) {
             ring.begin_again(begun.iter().filter(|(q, _)| *q == queue).map(|(_, head)| *head));
         }
-        Ok(())
     }
 }
 

@@ -270,14 +270,14 @@ impl<H: Host> LibFsOn<H> {
 
     /// Leaves what is locked to whoever shows the secret, and forgets it: nobody may ask for it again when it is somebody else's.
     pub(crate) fn do_leave(&self, secret: Option<u128>) -> Result<()> {
-        let session = self.session()?;
         self.locks.has_left.store(true, Ordering::Relaxed);
-        let mut leaves = self.locks.leaves.write();
-        *leaves = secret;
+        *self.locks.leaves.write() = secret;
         if secret.is_some() {
             self.locks.granted.write().files.clear();
         }
-        self.name_heir(session, secret);
+        // (One that begins meanwhile knows it already.)
+        let session = self.session()?;
+        self.name_heir(session, *self.locks.leaves.read());
         Ok(())
     }
 

@@ -665,14 +665,16 @@ impl<F: FileSystem + ?Sized> Server<F> {
 
     /// The guest goes on here after all; how many of its locks are lost.
     pub fn retake_locks(&self, secret: u128) -> usize {
-        let Some(ledger) = self.options.ledger.as_ref().filter(|_| self.shares_locks()) else {
+        if !self.shares_locks() {
             return 0;
-        };
+        }
         if let Err(error) = self.fs.inherit(Some(secret)) {
             log::warn!("others may have got what was locked before: {error}");
         }
         self.arrive();
-        let lost = self.locks.book.retake(&**ledger, |ino, lock| self.fs.lock(ino, lock, 0));
+        let ask = |ino, lock: &Lock| self.fs.lock(ino, lock, 0);
+        let ledger = self.options.ledger.as_ref();
+        let lost = ledger.map_or(0, |ledger| self.locks.book.retake(&**ledger, ask));
         *self.locks.paused() = false;
         self.try_waiting();
         lost

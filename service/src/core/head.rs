@@ -194,8 +194,11 @@ impl Head {
         self.followers.clear();
         self.joining.clear();
         self.promised.clear();
-        // (Who seeks asks again.)
-        self.seeking.clear();
+        // Who seeks asks again; what was said for it and is lost is said before that.
+        self.seeking.iter_mut().for_each(|seeking| seeking.ask_all(&view.chain));
+        if planted(Bug::SeekerForgotten) {
+            self.seeking.clear();
+        }
         if !planted(Bug::NamedBefore) {
             // Whoever has reported does so anew, and what has ended since may be unheard: it was said in an epoch that
             // is over.

@@ -137,10 +137,11 @@ impl Node {
             return Ok(Inherited::Waits);
         }
         self.turn.inherited = true;
+        let now = self.env.now;
         if !planted(Bug::HeirUntold) {
             self.to_head(Message::LockHeir { client, heir });
         }
-        self.agent.locking.inherit(client, heir, (self.next_token, beside));
+        self.agent.locking.inherit(client, heir, (self.next_token, beside, now));
         if ended {
             self.end_gone(client)?;
         } else if let Some(client) = self.agent.clients.get_mut(&client) {

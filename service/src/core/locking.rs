@@ -57,7 +57,12 @@ struct HeirTold {
     heir: ClientId,
     /// As of [`Unheard`].
     since: u64,
+    /// Of an heir on another node, which may ask again until then: what it is told is not heard where nobody has asked.
+    until: Nanos,
 }
+
+/// An heir on another node has given up by then, whatever becomes of heads and links.
+const TOLD_FOR: Nanos = 60_000_000_000;
 
 /// So many of one heir's are kept: messages are under way for milliseconds, unless the link is down.
 const HEIRS_TOLD: usize = 64;
@@ -94,11 +99,12 @@ impl Locking {
         &mut self,
         client: ClientId,
         heir: ClientId,
-        (since, beside): (u64, bool),
+        (since, beside, now): (u64, bool, Nanos),
     ) {
+        let until = if beside { 0 } else { now.saturating_add(TOLD_FOR) };
         // A head that has heard nothing of it yet knows the one in between perhaps not at all.
         self.heirs.iter_mut().filter(|told| told.heir == client).for_each(|told| told.heir = heir);
-        self.heirs.push(HeirTold { client, heir, since });
+        self.heirs.push(HeirTold { client, heir, since, until });
         let over = self.heirs.iter().filter(|t| t.heir == heir).count().saturating_sub(HEIRS_TOLD);
         let mut oldest = 0..over;
         self.heirs.retain(|told| told.heir != heir || oldest.next().is_none());
@@ -159,7 +165,7 @@ impl Locking {
     /// The head has answered that question: what it was told before, it has heard.
     pub(super) fn heard(&mut self, question: u64) {
         self.unheard.retain(|told| told.since >= question);
-        self.heirs.retain(|told| told.since >= question);
+        self.heirs.retain(|told| told.since >= question || told.until > 0);
     }
 
     /// Whatever was under way is lost: whose heirs the head is told of again, before it is told what they hold.
@@ -169,6 +175,16 @@ impl Locking {
             Message::LockHeir { client: told.client, heir: told.heir }
         });
         again.collect()
+    }
+
+    /// What is told of heirs on other nodes is told no more.
+    pub(super) fn forget_told(&mut self, now: Nanos) {
+        self.heirs.retain(|told| told.until == 0 || now < told.until);
+    }
+
+    /// Clients that live, and have left what they had locked to others.
+    pub(super) fn leavers(&self) -> BTreeSet<ClientId> {
+        self.heirs.iter().map(|told| told.client).collect()
     }
 
     /// A client seeks what others have left to it: the head may know of locks that are not known here, until it has asked for each.

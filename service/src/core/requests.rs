@@ -100,7 +100,9 @@ pub(super) struct Wait {
 pub(super) struct Seeks {
     /// When the head was asked first, and last.
     asked: Option<(Nanos, Nanos)>,
-    /// Some was had, or nobody is left to be asked.
+    /// Somebody beside it had it.
+    found: bool,
+    /// Nobody is left to be asked.
     over: bool,
 }
 
@@ -940,11 +942,12 @@ impl Node {
                 // Perhaps somebody on another node.
                 let (first, _) = seeks.asked.unwrap_or((now, now));
                 if now >= first.saturating_add(SEEK_FOR) {
-                    return refuse(Errno::AGAIN);
+                    // (A head or an agent of an older version does not know the question.)
+                    return if seeks.found { done() } else { refuse(Errno::AGAIN) };
                 }
                 let token = self.token();
                 p.stage = Stage::Asked(token);
-                let seeks = Seeks { asked: Some((first, now)), over: false };
+                let seeks = Seeks { asked: Some((first, now)), ..seeks };
                 p.what = What::Inherit { heir, waits, seeks };
                 let secret = halves(heir);
                 self.agent.locking.seeks(p.client);
@@ -952,7 +955,7 @@ impl Node {
                 Ok(Step::Wait)
             }
             Inherited::One => {
-                p.what = What::Inherit { heir, waits, seeks: Seeks { over: true, ..seeks } };
+                p.what = What::Inherit { heir, waits, seeks: Seeks { found: true, ..seeks } };
                 Ok(Step::Wait)
             }
             Inherited::Later => Ok(Step::Wait),
@@ -975,7 +978,9 @@ impl Node {
         if let What::Inherit { seeks, .. } = &mut at.what {
             seeks.over = true;
             at.stage = Stage::Lease;
-            if !given {
+            // (The answer before this one may have said that there was something.)
+            let once = seeks.asked.is_some_and(|(first, last)| first == last);
+            if !given && once {
                 self.agent.locking.got_nothing(client);
             }
         }

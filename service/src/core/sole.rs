@@ -157,8 +157,12 @@ impl Node {
     }
 
     /// What a head that does not know must hear of a client: this run has given these.
-    pub(super) fn sole_reports(&mut self, id: ClientId) -> Vec<Message> {
-        let again = self.agent.locking.tell_again(id, self.next_token);
+    /// `told`: what came back was told already.
+    pub(super) fn sole_reports(&mut self, id: ClientId, told: bool) -> Vec<Message> {
+        let again = match told {
+            true => Vec::new(),
+            false => self.agent.locking.tell_again(id, self.next_token),
+        };
         let Some(client) = self.agent.clients.get(&id) else { return Vec::new() };
         let returns = &self.agent.locking.returns;
         let vouched = |ino: &InodeId| !returns.iter().any(|r| r.is(id, *ino) && !r.vouched);

@@ -55,9 +55,21 @@ pub(super) struct Seeking {
     awaited: BTreeSet<NodeId>,
     /// Something was left to it.
     given: bool,
+    /// It has given up by then.
+    until: Nanos,
 }
 
 impl Seeking {
+    /// There is a new view: what was asked in the one before may be lost.
+    pub(super) fn ask_all(&mut self, chain: &[NodeId]) {
+        self.awaited = chain.iter().copied().filter(|node| *node != self.heir.node()).collect();
+    }
+
+    /// Whether it is for that client.
+    pub(super) fn is_for(&self, client: ClientId) -> bool {
+        self.heir == client
+    }
+
     /// Whether a node was asked for that heir.
     pub(super) fn asks(&self, node: NodeId, heir: ClientId) -> bool {
         self.heir == heir && self.awaited.contains(&node)
@@ -80,6 +92,7 @@ impl Node {
         // (It is asked again, if it lives.)
         let Some(known) = head.known.get(&heir) else { return };
         let user = known.identity.uid;
+        let until = self.env.now.saturating_add(SEEK_FOR + SEEK_AGAIN);
         let given = head.seeking.iter().any(|seeking| seeking.heir == heir && seeking.given);
         head.seeking.retain(|seeking| seeking.heir != heir);
         let awaited: BTreeSet<NodeId> =
@@ -91,7 +104,7 @@ impl Node {
         if head.seeking.len() >= SEEKING_MAX {
             return;
         }
-        head.seeking.push(Seeking { heir, token, awaited: awaited.clone(), given });
+        head.seeking.push(Seeking { heir, token, awaited: awaited.clone(), given, until });
         for node in awaited {
             let asks = Message::HeirSought { heir, token, user, secret };
             if node == self.me() {
@@ -123,10 +136,14 @@ impl Node {
         (user, secret): (u32, Secret),
     ) {
         let secret = secret_of(secret);
+        if secret == 0 {
+            self.to_head(Message::HeirAnswer { heir, token });
+            return;
+        }
         let until = self.env.now.saturating_add(ANSWER_WITHIN);
         let sought = &mut self.agent.locking.sought;
         sought.retain(|before| before.heir != heir);
-        if secret != 0 && sought.len() < SOUGHT_MAX {
+        if sought.len() < SOUGHT_MAX {
             sought.push(Sought { heir, token, user, secret, until });
         }
     }
@@ -157,6 +174,15 @@ impl Node {
         Ok(answered)
     }
 
+    /// Who seeks no more is forgotten, and what nobody can have missed by now.
+    pub(super) fn forget_seekers(&mut self) {
+        let now = self.env.now;
+        self.agent.locking.forget_told(now);
+        if let Some(head) = self.part.head_mut() {
+            head.seeking.retain(|seeking| now < seeking.until);
+        }
+    }
+
     /// Head: a client of a node has left something to `heir`.
     pub(super) fn note_left(&mut self, from: NodeId, heir: ClientId) {
         let Some(head) = self.part.head_mut() else { return };
@@ -170,6 +196,7 @@ impl Node {
         let user = |client| head.known.get(&client).map(|known| known.identity.uid);
         let strangers = user(client).is_some() && user(client) != user(heir);
         let asked = || head.seeking.iter().any(|seeking| seeking.asks(from, heir));
-        !strangers && (heir.node() == from || asked() || planted(Bug::HeirUnasked))
+        (!strangers || planted(Bug::HeirOfAnyUser))
+            && (heir.node() == from || asked() || planted(Bug::HeirUnasked))
     }
 }

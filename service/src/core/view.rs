@@ -268,6 +268,7 @@ impl Node {
             head.keeping.inherit(&mut before.keeping);
         }
         self.part = Part::Head(Box::new(head));
+        self.agent.locking.sought.clear();
         self.member.stash.clear();
         self.rewind_clients();
         self.renew_recalls();
@@ -456,11 +457,17 @@ impl Node {
                 room: c.count_room(),
             })
             .collect();
+        // What a client has left came back to the head before, and is not its own after that.
+        let mut leavers = self.agent.locking.leavers();
+        leavers.retain(|_| !planted(Bug::LeftComesBack));
+        for client in &leavers {
+            ups.extend(self.agent.locking.tell_again(*client, self.next_token));
+        }
         ups.extend(self.agent.locking.heirs_again(self.next_token));
         let all: Vec<_> = self.agent.clients.keys().copied().collect();
         for client in all {
             ups.extend(self.agent.locking.report(client, self.env.config.limits.report));
-            ups.extend(self.sole_reports(client));
+            ups.extend(self.sole_reports(client, leavers.contains(&client)));
         }
         ups.extend(self.past_reports());
         ups
@@ -469,6 +476,7 @@ impl Node {
     /// Tells the head everything it must know of this node.
     fn become_follower(&mut self) -> Result<(), Failure> {
         self.settle_ring()?;
+        self.agent.locking.sought.clear();
         // Whatever was under way between head and agent may be lost: it begins anew.
         self.rewind_clients();
         self.renew_recalls();

@@ -395,8 +395,54 @@ fn who_leaves_leaves_what_it_granted_itself() {
         assert_eq!(tried, Err(Errno::AGAIN), "node {n}");
         set(&heir, &mut world.rig, ino, record(1, Un, 0, LOCK_END), 0).expect("an unlock");
         set(&other, &mut world.rig, ino, record(3, Write, 0, 0), 0).expect("it is free now");
+        // What came back before it was left is not the leaver's again, whatever is told of it.
+        set(&other, &mut world.rig, ino, record(3, Un, 0, LOCK_END), 0).expect("an unlock");
+        world.rig.renew(NodeId(1), NodeId(2));
+        world.rig.settle();
+        set(&other, &mut world.rig, ino, record(3, Write, 0, 0), 0).expect("it is free still");
         world.rig.check();
     }
+}
+
+/// A new view, with the same head, comes in the middle: what was said in the one before may be lost.
+#[test]
+fn a_new_view_loses_nothing_that_is_left() {
+    for seed in 0..24 {
+        let mut world = World::new(200 + seed);
+        world.leaves();
+        let heir = world.rig.attach(2, 1000);
+        open(&heir, &mut world.rig, world.ino).expect("it is there");
+        heir.post(0, &Request::Inherit { heir: SECRET }, 0);
+        world.rig.event(2, Event::Doorbell(heir.client));
+        for n in 0..seed {
+            world.rig.deliver(n as usize % 6);
+        }
+        world.rig.cut_to(2, &[1, 2, 3]);
+        pass(&mut world.rig, 3 * SECOND);
+        let body = heir.reply(0).expect("an answer");
+        let status = storage::format::rpc::reply_status(&body).expect("a status").0;
+        assert_eq!(status, Ok(()), "seed {seed}");
+        assert_eq!(world.tries(), Err(Errno::AGAIN), "seed {seed}");
+        set(&heir, &mut world.rig, world.ino, record(1, Write, 0, 9), 0).expect("it has it");
+        set(&heir, &mut world.rig, world.ino, record(1, Un, 0, LOCK_END), 0).expect("an unlock");
+        assert_eq!(world.tries(), Ok(()), "seed {seed}");
+        world.rig.check();
+    }
+}
+
+/// One that had taken over, and was killed before it had asked for anything, bars nobody from whom the rest still is.
+#[test]
+fn the_heir_of_an_heir_that_was_killed_finds_both() {
+    let mut world = World::new(230);
+    world.leaves();
+    // It knows the secret, has something open, and has inherited nothing.
+    let killed = world.rig.attach(2, 1000);
+    open(&killed, &mut world.rig, world.ino).expect("it is there");
+    name_heir(&killed, SECRET);
+    world.rig.event(2, Event::ClientGone(killed.client));
+    world.rig.settle();
+    world.is_inherited(2, 1000);
+    world.rig.check();
 }
 
 /// Its agent is out of reach for a moment, or the heir's, or both: it is asked again, and what was said is said again.
@@ -494,7 +540,7 @@ fn who_seeks_does_not_wait_for_ever() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn rules_of_heirs_that_are_taken_out_are_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 7] = [
+    let tests: [(Bug, fn()); 9] = [
         (Bug::HeirOfAnyUser, nobody_is_the_heir_of_another_user_elsewhere),
         (Bug::HeirOfTheLiving, nobody_is_inherited_on_another_node_who_does_not_leave),
         (Bug::HeirSolesLeft, who_leaves_leaves_what_it_granted_itself),
@@ -502,6 +548,8 @@ fn rules_of_heirs_that_are_taken_out_are_missed() {
         (Bug::HeirRemembered, what_was_left_to_another_node_does_not_come_back),
         (Bug::SeekerReported, who_seeks_asks_again),
         (Bug::HeirUntold, an_heir_has_what_was_locked_and_open_and_nobody_has_it_before),
+        (Bug::SeekerForgotten, a_new_view_loses_nothing_that_is_left),
+        (Bug::LeftComesBack, who_leaves_leaves_what_it_granted_itself),
     ];
     assert_eq!(missed(&tests), []);
 }
