@@ -8,6 +8,7 @@
 set -u
 cd "$(dirname "$0")/../.."
 root=$(pwd)
+self="$root/scripts/suites/guest.sh"
 suites=${SUITES:-all}
 # A guest that takes longer hangs.
 limit=${LIMIT:-1500}
@@ -29,14 +30,16 @@ corbel=${CORBEL:-$root/target/release/corbel}
 # A server has a network and a tree of mounts of its own, and so has all that speaks to it: this script, once more.
 case "$*" in
 nfs3 | nfs4)
-    [ "${GUEST_APART:-}" = 1 ] ||
-        exec env GUEST_APART=1 unshare --net --mount --pid --fork --kill-child --mount-proc "$0" "$@"
+    for program in ganesha.nfsd rpcbind rpc.statd ip unshare; do
+        command -v $program >/dev/null || { echo "skipped: $1: $program is not installed"; exit 0; }
+    done
+    [ "${GUEST_APART:-}" = 1 ] || exec env GUEST_APART=1 unshare --net --mount --pid --fork --kill-child --mount-proc "$self" "$@"
     ;;
 *)
     if [ $# != 1 ]; then
         [ $# != 0 ] || set -- corbel dir nfs4 nfs3 pair beside
         failed=0
-        for backend in "$@"; do "$0" "$backend" || failed=$((failed + 1)); done
+        for backend in "$@"; do "$self" "$backend" || failed=$((failed + 1)); done
         echo "guests of $# back ends: $failed failed"
         [ $failed = 0 ]
         exit
@@ -125,9 +128,6 @@ volume() { # volume NAME NODE
 
 # NFS-Ganesha with its port mapper and its status monitor, in namespaces of their own.
 server() {
-    for program in ganesha.nfsd rpcbind rpc.statd ip; do
-        command -v $program >/dev/null || { echo "skipped: $program is not installed"; exit 0; }
-    done
     ip link set lo up
     mount -t tmpfs -o mode=755 none /run && mkdir -p /run/ganesha /run/rpcbind /run/sendsigs.omit.d
     mount -t tmpfs -o mode=755 none /var/lib/nfs && mkdir -p /var/lib/nfs/ganesha/v4recov /var/lib/nfs/sm /var/lib/nfs/sm.bak
