@@ -1,5 +1,5 @@
 # The two commands: `make run` shows Corbel at work, `make test` checks it.
-.PHONY: run test soak prepare build fmt
+.PHONY: run test soak guests prepare build fmt
 
 run: prepare
 	@scripts/run.sh
@@ -12,6 +12,10 @@ test: prepare
 SECONDS ?= 3600
 soak: prepare
 	@SECONDS_TOTAL=$(SECONDS) scripts/soak.sh
+
+# Suites of others in a real guest, for each back end of a virtio-fs device, or for those named: make guests BACKENDS="corbel pair".
+guests: prepare
+	@scripts/suites/guest.sh $(BACKENDS)
 
 prepare:
 	@scripts/prepare.sh

@@ -61,6 +61,10 @@ pub fn enter_namespaces(keep: &[PathBuf]) -> Result<(), String> {
     check("namespaces of its own", unsafe { libc::unshare(spaces) })?;
     let root = Path::new("/");
     mount(root, root, "", libc::MS_REC | libc::MS_SLAVE)?;
+    // Who serves all that there is has nothing to leave. (Bound on the new root, it would lie over that, and be as little changed.)
+    if keep.iter().any(|path| path == root) {
+        return Ok(());
+    }
     // The new root grows on a directory that is always there; what is kept is bound from the old one while it is seen.
     let base = Path::new("/tmp");
     let keep = keep

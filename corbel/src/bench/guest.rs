@@ -153,8 +153,9 @@ fn script(dir: &Path, kernel: &Path, image: &Path, socket: &Path) -> Result<Path
 /// What the guest says that it took, in its ticks.
 fn ticks(said: &str, mount: &str) -> Option<f64> {
     let head = format!("guest: {mount} ");
-    let line = said.lines().find_map(|line| line.trim().strip_prefix(&head))?;
-    line.trim().parse().ok().filter(|ticks| *ticks > 0.0)
+    // Before it there may be what the firmware wrote last, which it leaves without an end.
+    let (_, rest) = said.lines().find_map(|line| line.split_once(&head))?;
+    rest.trim().parse().ok().filter(|ticks| *ticks > 0.0)
 }
 
 /// Adds the figures, or says what is missing here.
@@ -238,6 +239,9 @@ mod tests {
         let said = "SeaBIOS\r\nguest: virtiofs 46\r\nguest: nfs 146\r\nguest: done\r\n";
         assert_eq!(ticks(said, "virtiofs"), Some(46.0));
         assert_eq!(ticks(said, "nfs"), Some(146.0));
+        let said =
+            "Booting from ROM..\u{1b}c\u{1b}[?7l\u{1b}[2Jguest: virtiofs 47\r\nguest: nfs 147\r\n";
+        assert_eq!((ticks(said, "virtiofs"), ticks(said, "nfs")), (Some(47.0), Some(147.0)));
         for wrong in ["guest: nfs", "guest: nfs x", "guest: nfs 0", "nfs 3", ""] {
             assert_eq!(ticks(wrong, "nfs"), None, "{wrong}");
         }

@@ -364,6 +364,38 @@ fn a_guest_that_moves_keeps_its_locks() {
     cluster.assert_nobody_expelled();
 }
 
+/// The root of the machine is a directory like others: what is in it is there, and can be changed.
+#[test]
+fn all_of_a_machine_can_be_shared() {
+    use std::os::unix::fs::MetadataExt;
+    if !rustix::process::geteuid().is_root() {
+        println!("skipped: a sandbox of namespaces takes root");
+        return;
+    }
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("root-{}", std::process::id()));
+    std::fs::create_dir_all(&dir).expect("a directory");
+    let device = |path: &Path| std::fs::metadata(path).expect("it").dev();
+    if dir.ancestors().any(|above| device(above) != device(Path::new("/"))) {
+        println!("skipped: the build is on another file system than the root");
+        return;
+    }
+    let scratch = Scratch::new();
+    let args = ["--backend", "dir", "--shared-dir", "/", "--sandbox", "namespace"];
+    let shared = Device::start(scratch.path("s"), &args);
+    let mut guest = shared.guest(Config::default());
+    let mut node = ROOT;
+    for part in dir.iter().skip(1) {
+        let name = std::os::unix::ffi::OsStrExt::as_bytes(part);
+        let found = guest.call(op::LOOKUP, node, &[name, b"\0"]).expect("a reply");
+        assert_eq!(found.error, 0, "{}", part.display());
+        node = EntryOut::read_from_prefix(&found.body).expect("an entry").0.nodeid.get();
+    }
+    let file = made(&mut guest, node, "file");
+    assert_eq!(write(&mut guest, file, 0, b"by the guest"), 0);
+    assert_eq!(std::fs::read(dir.join("file")).expect("it"), b"by the guest");
+    std::fs::remove_dir_all(&dir).expect("it goes");
+}
+
 #[test]
 fn it_is_started_as_virtiofsd_is() {
     let scratch = Scratch::new();
