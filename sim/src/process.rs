@@ -868,7 +868,13 @@ impl World<'_> {
         }
         let mut calls = VecDeque::from([Call::Inherit]);
         if has_heir && whole {
-            calls.extend(self.locks.leave(c, life, until));
+            let locks = self.locks.leave(c, life, until);
+            let mut files: Vec<u64> = locks.iter().flat_map(Call::inodes).collect();
+            files.sort_unstable();
+            files.dedup();
+            // Open before the one before ends: what has no name lives as long as that.
+            let open = |ino| Call::Open { ino, flags: client::fs::O_RDWR };
+            calls = files.into_iter().map(open).chain(calls).chain(locks).collect();
         } else {
             self.locks.end_of(c);
         }

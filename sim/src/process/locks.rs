@@ -336,6 +336,20 @@ impl World<'_> {
         let now = self.now;
         let Some(process) = self.process(c).filter(|p| !p.inherits.is_empty()) else { return };
         match (&u.call, reply) {
+            (Call::Open { .. }, Ok(_)) => {
+                process.inherits.pop_front();
+            }
+            (Call::Open { ino: gone, .. }, Err(_)) => {
+                process.inherits.pop_front();
+                // What was locked of it is given up: to lock it would open it, for nobody who closes it.
+                for call in &mut process.inherits {
+                    if let Call::Lock { ino, lock, .. } = call
+                        && ino == gone
+                    {
+                        lock.kind = LockKind::None;
+                    }
+                }
+            }
             (Call::Inherit, Err(_)) => {}
             (Call::Inherit, Ok(_)) => {
                 process.inherits.pop_front();
