@@ -16,6 +16,7 @@ soak: prepare
 # Suites of others in a real guest, for each back end of a virtio-fs device, or for those named: make guests BACKENDS="corbel pair".
 guests: prepare
 	@scripts/suites/guest.sh $(BACKENDS)
+	@[ -n "$(BACKENDS)" ] || scripts/suites/move.sh
 
 prepare:
 	@scripts/prepare.sh
