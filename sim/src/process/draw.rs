@@ -40,7 +40,12 @@ impl World<'_> {
             self.start_others(c)?;
         }
         let left = self.thread(c, t).map_or(0, |thread| thread.ops);
-        let delay = if left == 0 {
+        let next = self.process(c).and_then(|p| p.inherits.front());
+        let has_inherited = matches!(next, Some(Call::Lock { .. }));
+        let delay = if has_inherited {
+            // Time enough for others who want it.
+            self.between(0, 100 * MS)
+        } else if left == 0 {
             if self.healed { 0 } else { 50 * MS }
         } else if self.random.chance(1, 2) {
             self.between(0, 10 * US)
