@@ -772,6 +772,8 @@ pub enum Bug {
     SeekerForgotten = 520,
     /// What came back of locks that a client has left is told after that.
     LeftComesBack = 521,
+    /// An heir grants itself locks of files of which it has not asked for all that it has got.
+    HeirAlone = 522,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2547,6 +2549,11 @@ impl Bug {
             Bug::LeftComesBack,
             "left-comes-back",
             "locks that were left are the leaver's again when its link begins anew",
+        ),
+        (
+            Bug::HeirAlone,
+            "heir-alone",
+            "what an heir has not asked for yet is lost when somebody else asks",
         ),
         (
             Bug::LevelIgnored,

@@ -639,8 +639,8 @@ pub trait FileSystem: Send + Sync {
     /// Returns when `lock_event` is no longer what was seen, or after the time limit.
     fn await_lock_event(&self, _seen: u64, _limit_ms: u64) {}
     /// Takes over what was locked through this file system by a process that has ended, of which this one can show that it is the heir:
-    /// nobody else gets it in between. Which locks these are the caller knows, and asks for each of them. Nothing where there is no such
-    /// thing. `secret`: what shows it, if that is not what this process was started with.
+    /// nobody else gets it in between. Which locks these are the caller knows, and asks for each of them, and then says so by
+    /// [`leave`](Self::leave). Nothing where there is no such thing. `secret`: what shows it, if that is not what this process was started with.
     fn inherit(&self, _secret: Option<u128>) -> Result<()> {
         Ok(())
     }

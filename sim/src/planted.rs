@@ -95,7 +95,8 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (508..511, "service/tests/node/reconcile.rs"),
     (511..512, "service/src/core/history.rs"),
     (512..513, "service/tests/node/grants.rs"),
-    (513..522, "service/tests/node/heir.rs"),
+    (513..519, "service/tests/node/heir.rs"),
+    (520..522, "service/tests/node/heir.rs"),
     (501..502, "service/tests/node/joins.rs"),
 ];
 /// Variants of threads that share a file.

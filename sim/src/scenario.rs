@@ -242,6 +242,18 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "heir-untold",
+        tells: "processes that lock the same few files are killed, and their next lives are their heirs",
+        make: |p, _| {
+            use Kind::{Create, Lock};
+            (p.clients_at, p.pace, p.ops, p.syncs) = (vec![0, 1, 2, 1], MS, 1000, 1000);
+            p.favour = vec![Create, Lock, Lock, Lock, Lock, Lock, Lock, Lock];
+            p.script = (0..4).fold(Script::new(8), |script, c| {
+                script.then(15 * MS, When::Whole, &[(0, Fault::Kill(c), 0)])
+            });
+        },
+    },
+    Scenario {
         name: "take-over-short",
         tells: "the last member is sent what the second has not got, and the head dies",
         make: |p, _| {

@@ -638,6 +638,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
             let ask = |lock: &Lock| self.fs.lock(owner.0, lock, 0);
             lost += self.locks.book.resume(&**ledger, (owner, fh), &locks, ask);
         }
+        if !locked.is_empty() && secret.is_none() {
+            self.arrive();
+        }
         lost
     }
 
@@ -671,10 +674,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
         if let Err(error) = self.fs.inherit(Some(secret)) {
             log::warn!("others may have got what was locked before: {error}");
         }
-        self.arrive();
         let ask = |ino, lock: &Lock| self.fs.lock(ino, lock, 0);
         let ledger = self.options.ledger.as_ref();
         let lost = ledger.map_or(0, |ledger| self.locks.book.retake(&**ledger, ask));
+        self.arrive();
         *self.locks.paused() = false;
         self.try_waiting();
         lost
