@@ -867,8 +867,12 @@ impl World<'_> {
             return;
         }
         let mut calls = VecDeque::from([Call::Inherit]);
-        if has_heir && whole {
-            let locks = self.locks.leave(c, life, until);
+        if has_heir {
+            // (Killed before it had asked for all, or without a session, it has nothing for certain, and is to ask all the same.)
+            let locks = self.locks.leave(c, life, if whole { until } else { 0 });
+            if !whole {
+                self.locks.doubt(c);
+            }
             let mut files: Vec<u64> = locks.iter().flat_map(Call::inodes).collect();
             files.sort_unstable();
             files.dedup();
