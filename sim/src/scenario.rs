@@ -244,15 +244,9 @@ pub const ALL: &[Scenario] = &[
     Scenario {
         name: "heir-untold",
         tells: "processes that lock the same few files are killed, and their next lives are their heirs",
-        make: |p, _| {
-            use Kind::{Create, Lock};
-            (p.clients_at, p.pace, p.ops, p.syncs) = (vec![0, 1, 2, 1], MS, 1000, 1000);
-            p.favour = vec![Create, Lock, Lock, Lock, Lock, Lock, Lock, Lock];
-            p.script = (0..4).fold(Script::new(8), |script, c| {
-                script.then(15 * MS, When::Whole, &[(0, Fault::Kill(c), 0)])
-            });
-        },
+        make: |p, _| heirs(p),
     },
+    Scenario { name: "heir-alone", tells: "the same", make: |p, _| heirs(p) },
     Scenario {
         name: "take-over-short",
         tells: "the last member is sent what the second has not got, and the head dies",
@@ -612,6 +606,16 @@ pub const ALL: &[Scenario] = &[
 /// A node that hangs, again and again. For a while after its start the coordinator evicts nobody for silence.
 fn hangs(node: usize) -> Script {
     Script::new(2).then(1600 * MS, When::Whole, &[(0, Fault::Hang(node), 900 * MS)])
+}
+
+/// Processes lock the same few files, and are killed again and again.
+fn heirs(p: &mut Preset) {
+    use Kind::{Create, Lock};
+    (p.clients_at, p.pace, p.ops, p.syncs) = (vec![0, 1, 2, 1], MS, 1000, 1000);
+    p.favour = vec![Create, Lock, Lock, Lock, Lock, Lock, Lock, Lock];
+    p.script = (0..4).fold(Script::new(8), |script, c| {
+        script.then(15 * MS, When::Whole, &[(0, Fault::Kill(c), 0)])
+    });
 }
 
 /// The head dies when the second has less than the third, which writes on.
