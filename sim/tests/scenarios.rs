@@ -6,7 +6,8 @@ use sim::run;
 use sim::scenario::ALL;
 
 /// Histories that showed something.
-const FOUND: &[(&str, u64)] = &[("old-epoch-accepted", 24)];
+const FOUND: &[(&str, u64)] =
+    &[("old-epoch-accepted", 24), ("heir-untold", 9), ("heir-untold", 80)];
 
 #[test]
 fn every_scenario_is_clean() {
