@@ -197,10 +197,9 @@ pub fn run(data: &[u8]) {
             }
         }
     }
-    // It is still there.
+    // It is still there (unless the guest said DESTROY, which is its right).
     guest.ring.reset();
     guest.check_log();
-    assert!(guest.device.server().is_ready());
     assert!(guest.taken <= CHAINS_MAX);
 }
 

@@ -225,7 +225,7 @@ impl World {
                 Message::SnapshotLack { seq, piece, id, lacks, doubts }
             }
             34 => {
-                let (heir, secret) = (ClientId(input.odd()), (token % 3, 0));
+                let (heir, secret) = (ClientId(input.odd()), u128::from(token % 3));
                 match token % 6 {
                     0 => Message::HeirSeek { client, token, secret },
                     1 => Message::HeirSought { heir, token, user: 0, secret },

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use base::random::Random;
-use common::process::{self, Process, load, save};
+use common::process::{self, Process};
 use common::{create, read_in, scratch, write_in};
 use frontend::fuse::wire::*;
 use virtiofs::driver::{Config, Driver};
@@ -69,16 +69,16 @@ fn a_device_hands_its_guest_on() {
     let refused = guest.frontend.set_device_state_fd(Way::SAVE, phase, write.into());
     assert!(refused.is_err());
     guest.stop().unwrap();
-    let state = save(&guest);
+    let state = guest.save().unwrap();
     assert!(state.len() > 40 * 8);
     // A device of the same tenant refuses it that serves another directory: its inodes are others.
     let other = Process::keyed();
     guest.connect_stopped(other.connect()).unwrap();
-    assert!(!load(&guest, &state));
+    assert!(guest.load(&state).is_err());
     // A damaged one is refused, and the device is as it was.
     guest.connect_stopped(to.connect()).unwrap();
-    assert!(!load(&guest, &state[..state.len() - 1]));
-    assert!(load(&guest, &state));
+    assert!(guest.load(&state[..state.len() - 1]).is_err());
+    guest.load(&state).unwrap();
     guest.start().unwrap();
     from.kill();
     for (node, fh) in files {

@@ -656,8 +656,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
         waiting.into_iter().for_each(|(ino, unique)| self.fs.cancel_lock(ino, unique));
         let all = self.locks.book.all();
         let left = self.fs.leave(Some(secret));
-        if !matches!(left, Ok(true)) {
-            left.err().into_iter().for_each(|error| log::warn!("locks on their way: {error}"));
+        if let Err(error) = left {
+            log::warn!("what the guest has locked may not go with it: {error}");
+        }
+        if left == Ok(false) {
             // Others may get them before the guest goes on.
             for owner in all.iter().map(|l| (l.ino, l.lock.space, l.lock.owner)) {
                 note_kept(owner.0, self.fs.lock(owner.0, &Lock::all_of(owner.1, owner.2), 0));

@@ -182,7 +182,7 @@ impl Locking {
         self.heirs.retain(|told| told.until == 0 || now < told.until);
     }
 
-    /// Clients that live, and have left what they had locked to others.
+    /// Clients of which the head is told that what they had locked is others'.
     pub(super) fn leavers(&self) -> BTreeSet<ClientId> {
         self.heirs.iter().map(|told| told.client).collect()
     }

@@ -277,9 +277,9 @@ messages! {
     /// Its process has ended, and all that it has locked is another client's, at once (`core::heir`), of the same agent or of one for which the head has asked. Said again, before `LockHeld`, where the head may not have heard it.
     39 LOCK_HEIR "agent -> head" LockHeir { client: ClientId, heir: ClientId };
     /// It shows a secret that nobody beside it had (`core::sought`): does anybody leave something to it?
-    50 HEIR_SEEK "agent -> head" HeirSeek { client: ClientId, token: u64, secret: (u64, u64) };
+    50 HEIR_SEEK "agent -> head" HeirSeek { client: ClientId, token: u64, secret: u128 };
     /// That client of another node, of this user, asks.
-    51 HEIR_SOUGHT "head -> agent" HeirSought { heir: ClientId, token: u64, user: u32, secret: (u64, u64) };
+    51 HEIR_SOUGHT "head -> agent" HeirSought { heir: ClientId, token: u64, user: u32, secret: u128 };
     /// Nobody here leaves more to it than was said by `LockHeir` before.
     52 HEIR_ANSWER "agent -> head" HeirAnswer { heir: ClientId, token: u64 };
     /// All have answered. `given`: somebody has left something to it.

@@ -28,7 +28,7 @@ use super::heir::Inherited;
 use super::limits::LIST_BYTES;
 use super::message::{LockAsk, Message};
 use super::scrub::Content;
-use super::sought::{SEEK_AGAIN, SEEK_FOR, halves};
+use super::sought::{SEEK_AGAIN, SEEK_FOR};
 use super::{Failure, Node, Role};
 
 /// Regular file.
@@ -949,9 +949,8 @@ impl Node {
                 p.stage = Stage::Asked(token);
                 let seeks = Seeks { asked: Some((first, now)), ..seeks };
                 p.what = What::Inherit { heir, waits, seeks };
-                let secret = halves(heir);
                 self.agent.locking.seeks(p.client);
-                self.to_head(Message::HeirSeek { client: p.client, token, secret });
+                self.to_head(Message::HeirSeek { client: p.client, token, secret: heir });
                 Ok(Step::Wait)
             }
             Inherited::One => {

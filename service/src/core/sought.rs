@@ -26,17 +26,6 @@ const SEEKING_MAX: usize = 256;
 /// Questions that an agent answers at once.
 const SOUGHT_MAX: usize = 64;
 
-/// A secret: the lower and the upper half.
-pub(super) type Secret = (u64, u64);
-
-pub(super) const fn secret_of((low, high): Secret) -> u128 {
-    low as u128 | (high as u128) << 64
-}
-
-pub(super) const fn halves(secret: u128) -> Secret {
-    (secret as u64, (secret >> 64) as u64)
-}
-
 /// Agent: what it was asked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Sought {
@@ -82,7 +71,7 @@ impl Node {
         &mut self,
         from: NodeId,
         heir: ClientId,
-        (token, secret): (u64, Secret),
+        (token, secret): (u64, u128),
     ) {
         let Some(head) = self.part.head_mut() else { return };
         if !head.ready {
@@ -129,13 +118,7 @@ impl Node {
     }
 
     /// Agent: the head asks for what is left to a client of another node.
-    pub(super) fn heir_sought(
-        &mut self,
-        heir: ClientId,
-        token: u64,
-        (user, secret): (u32, Secret),
-    ) {
-        let secret = secret_of(secret);
+    pub(super) fn heir_sought(&mut self, heir: ClientId, token: u64, (user, secret): (u32, u128)) {
         if secret == 0 {
             self.to_head(Message::HeirAnswer { heir, token });
             return;

@@ -282,6 +282,28 @@ impl World {
         self.dead.set(control::LEAVES, 1);
     }
 
+    /// A client of the third node has shown the secret, and waits for the answer.
+    fn seeks(&mut self) -> Hand {
+        let heir = self.rig.attach(2, 1000);
+        open(&heir, &mut self.rig, self.ino).expect("it is there");
+        heir.post(0, &Request::Inherit { heir: SECRET }, 0);
+        self.rig.event(2, Event::Doorbell(heir.client));
+        heir
+    }
+
+    /// It is answered in time, and has the lock, until it gives it up.
+    fn has_found(&mut self, heir: &Hand, seed: u64) {
+        pass(&mut self.rig, 3 * SECOND);
+        let body = heir.reply(0).expect("an answer");
+        let status = storage::format::rpc::reply_status(&body).expect("a status").0;
+        assert_eq!(status, Ok(()), "seed {seed}");
+        assert_eq!(self.tries(), Err(Errno::AGAIN), "seed {seed}");
+        set(heir, &mut self.rig, self.ino, record(1, Write, 0, 9), 0).expect("it has it");
+        set(heir, &mut self.rig, self.ino, record(1, Un, 0, LOCK_END), 0).expect("an unlock");
+        assert_eq!(self.tries(), Ok(()), "seed {seed}");
+        self.rig.check();
+    }
+
     /// Who comes on node `n` has the lock, whatever the rival tries, until it gives it up, and nobody has it after the rival.
     fn is_inherited(&mut self, n: usize, uid: u32) {
         let told = self.told();
@@ -410,23 +432,12 @@ fn a_new_view_loses_nothing_that_is_left() {
     for seed in 0..24 {
         let mut world = World::new(200 + seed);
         world.leaves();
-        let heir = world.rig.attach(2, 1000);
-        open(&heir, &mut world.rig, world.ino).expect("it is there");
-        heir.post(0, &Request::Inherit { heir: SECRET }, 0);
-        world.rig.event(2, Event::Doorbell(heir.client));
+        let heir = world.seeks();
         for n in 0..seed {
             world.rig.deliver(n as usize % 6);
         }
         world.rig.cut_to(2, &[1, 2, 3]);
-        pass(&mut world.rig, 3 * SECOND);
-        let body = heir.reply(0).expect("an answer");
-        let status = storage::format::rpc::reply_status(&body).expect("a status").0;
-        assert_eq!(status, Ok(()), "seed {seed}");
-        assert_eq!(world.tries(), Err(Errno::AGAIN), "seed {seed}");
-        set(&heir, &mut world.rig, world.ino, record(1, Write, 0, 9), 0).expect("it has it");
-        set(&heir, &mut world.rig, world.ino, record(1, Un, 0, LOCK_END), 0).expect("an unlock");
-        assert_eq!(world.tries(), Ok(()), "seed {seed}");
-        world.rig.check();
+        world.has_found(&heir, seed);
     }
 }
 
@@ -451,10 +462,7 @@ fn who_seeks_asks_again() {
     for seed in 0..40 {
         let mut world = World::new(60 + seed);
         world.leaves();
-        let heir = world.rig.attach(2, 1000);
-        open(&heir, &mut world.rig, world.ino).expect("it is there");
-        heir.post(0, &Request::Inherit { heir: SECRET }, 0);
-        world.rig.event(2, Event::Doorbell(heir.client));
+        let heir = world.seeks();
         for _ in 0..seed / 4 {
             for link in 0..6 {
                 world.rig.deliver(link);
@@ -465,15 +473,7 @@ fn who_seeks_asks_again() {
                 world.rig.renew(NodeId(1), NodeId(node));
             }
         }
-        pass(&mut world.rig, 3 * SECOND);
-        let body = heir.reply(0).expect("an answer");
-        let status = storage::format::rpc::reply_status(&body).expect("a status").0;
-        assert_eq!(status, Ok(()), "seed {seed}");
-        assert_eq!(world.tries(), Err(Errno::AGAIN), "seed {seed}");
-        set(&heir, &mut world.rig, world.ino, record(1, Write, 0, 9), 0).expect("it has it");
-        set(&heir, &mut world.rig, world.ino, record(1, Un, 0, LOCK_END), 0).expect("an unlock");
-        assert_eq!(world.tries(), Ok(()), "seed {seed}");
-        world.rig.check();
+        world.has_found(&heir, seed);
     }
 }
 
@@ -482,10 +482,7 @@ fn who_seeks_asks_again() {
 fn a_new_head_is_asked_again() {
     let mut world = World::new(110);
     world.leaves();
-    let heir = world.rig.attach(2, 1000);
-    open(&heir, &mut world.rig, world.ino).expect("it is there");
-    heir.post(0, &Request::Inherit { heir: SECRET }, 0);
-    world.rig.event(2, Event::Doorbell(heir.client));
+    let heir = world.seeks();
     world.rig.cut_to(2, &[2, 3]);
     pass(&mut world.rig, 3 * SECOND);
     assert!(heir.has_reply(0));
@@ -517,10 +514,7 @@ fn an_agent_gives_nothing_unasked() {
 fn who_seeks_does_not_wait_for_ever() {
     let mut world = World::new(112);
     world.leaves();
-    let heir = world.rig.attach(2, 1000);
-    open(&heir, &mut world.rig, world.ino).expect("it is there");
-    heir.post(0, &Request::Inherit { heir: SECRET }, 0);
-    world.rig.event(2, Event::Doorbell(heir.client));
+    let heir = world.seeks();
     // The other node hangs.
     for _ in 0..50 {
         world.rig.pass(100_000_000);

@@ -56,7 +56,8 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             Message::LockSole { client, ino, token, says }
         }
         29 => {
-            let (heir, secret) = (ClientId(odd(random)), (token, ino.0));
+            let (heir, secret) =
+                (ClientId(odd(random)), u128::from(token) << 64 | u128::from(ino.0));
             match random.below(6) {
                 0 => Message::HeirSeek { client, token, secret },
                 1 => Message::HeirSought { heir, token, user: token as u32, secret },

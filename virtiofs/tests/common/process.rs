@@ -7,8 +7,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use client::dir::{self, DirFs};
-use vhost::vhost_user::VhostUserFrontend;
-use vhost::vhost_user::message::{VhostTransferStateDirection as Way, VhostTransferStatePhase};
 use virtiofs::device::{Device, Options};
 use virtiofs::driver::Driver;
 use virtiofs::ledger::Ledger;
@@ -112,25 +110,4 @@ impl Drop for Process {
         self.kill();
         let _ = std::fs::remove_dir_all(&self.root);
     }
-}
-
-/// The state of a guest's device, whose queues are stopped.
-pub fn save(guest: &Driver) -> Vec<u8> {
-    let (mut read, write) = std::io::pipe().unwrap();
-    let phase = VhostTransferStatePhase::STOPPED;
-    guest.frontend.set_device_state_fd(Way::SAVE, phase, write.into()).unwrap();
-    let mut state = Vec::new();
-    std::io::Read::read_to_end(&mut read, &mut state).unwrap();
-    guest.frontend.check_device_state().unwrap();
-    state
-}
-
-/// Whether the device takes such a state.
-pub fn load(guest: &Driver, state: &[u8]) -> bool {
-    let (read, mut write) = std::io::pipe().unwrap();
-    let phase = VhostTransferStatePhase::STOPPED;
-    guest.frontend.set_device_state_fd(Way::LOAD, phase, read.into()).unwrap();
-    std::io::Write::write_all(&mut write, state).unwrap();
-    drop(write);
-    guest.frontend.check_device_state().is_ok()
 }

@@ -71,7 +71,7 @@ macro_rules! names {
     };
 }
 
-numbers!(u8, u16, u32, u64);
+numbers!(u8, u16, u32, u64, u128);
 names!(ClientId(u64), Epoch(u32), InodeId(u64));
 
 macro_rules! positions {
