@@ -295,11 +295,12 @@ fn a_guest_that_moves_keeps_its_locks() {
     let key = key.display().to_string();
     let start = |node: usize| {
         let (socket, name) = (cluster.socket(node).display().to_string(), format!("{node}.sock"));
-        let keyed = ["--migration-key", &key, "--tenant", "one"];
+        let state = cluster.path(&format!("{node}.state")).display().to_string();
+        let keyed = ["--migration-key", &key, "--tenant", "one", "--state", &state];
         let args = [&["--source", &socket][..], if node < 3 { &keyed } else { &[] }].concat();
         Device::start(cluster.path(&name), &args)
     };
-    let devices = [start(1), start(2)];
+    let mut devices = [start(1), start(2)];
     let other = start(3);
     let config = Config { queues: 2, ..Config::default() };
     let (mut guest, mut rival) = (devices[0].guest(config), other.guest(config));
@@ -357,6 +358,23 @@ fn a_guest_that_moves_keeps_its_locks() {
         guest.start().expect("it goes on here");
         is_whole(&mut guest, &mut rival, if taken { "taken over" } else { "not taken over" });
         assert_eq!(asked(&mut rival, &of_rival), Some(-libc::EAGAIN));
+    }
+    // The next device is killed when it has taken over, and the guest is not there yet; then the one that it leaves, and it has to go on there.
+    for (killed, loaded) in [(0, true), (0, false)] {
+        let other = 1 - killed;
+        guest.stop().expect("it stops");
+        let state = guest.save().expect("a state");
+        if loaded {
+            guest.connect_stopped(devices[killed].connect()).expect("the other device");
+            guest.load(&state).expect("it would go on there");
+        }
+        let what = format!("{killed} is killed, loaded: {loaded}");
+        // Of the guest that it had before it has given all back by then (docs/virtiofs.md, "leaves no heir").
+        std::thread::sleep(Duration::from_secs(3));
+        devices[killed].replace(&mut guest);
+        is_whole(&mut guest, &mut rival, &what);
+        assert_eq!(asked(&mut rival, &of_rival), Some(-libc::EAGAIN), "{what}");
+        println!("{what}: the guest of device {other} goes on");
     }
     let free = lock(&mut guest, own[0], op::SETLK, 1, F_UNLCK);
     assert_eq!(asked(&mut guest, &free), Some(0));
