@@ -67,151 +67,39 @@ const WALKS: usize = 20;
 #[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub enum Call {
-    Lookup {
-        dir: u64,
-        name: Vec<u8>,
-    },
-    Getattr {
-        ino: u64,
-    },
-    Fgetattr {
-        handle: Handle,
-        ino: u64,
-    },
-    Readlink {
-        ino: u64,
-    },
-    Readdir {
-        dir: u64,
-    },
-    Make {
-        dir: u64,
-        name: Vec<u8>,
-        mode: u32,
-        target: Vec<u8>,
-    },
-    Create {
-        dir: u64,
-        name: Vec<u8>,
-        mode: u32,
-        flags: u32,
-    },
-    Tmpfile {
-        dir: u64,
-    },
-    Open {
-        ino: u64,
-        flags: u32,
-    },
-    OpenDir {
-        ino: u64,
-        what: u32,
-    },
-    Release {
-        handle: Handle,
-        ino: u64,
-    },
-    Lock {
-        ino: u64,
-        lock: Lock,
-        wait: bool,
-    },
-    TestLock {
-        ino: u64,
-        lock: Lock,
-    },
-    /// What a process before this one had locked is this one's.
+    Lookup { dir: u64, name: Vec<u8> },
+    Getattr { ino: u64 },
+    Fgetattr { handle: Handle, ino: u64 },
+    Readlink { ino: u64 },
+    Readdir { dir: u64 },
+    Make { dir: u64, name: Vec<u8>, mode: u32, target: Vec<u8> },
+    Create { dir: u64, name: Vec<u8>, mode: u32, flags: u32 },
+    Tmpfile { dir: u64 },
+    Open { ino: u64, flags: u32 },
+    OpenDir { ino: u64, what: u32 },
+    Release { handle: Handle, ino: u64 },
+    Lock { ino: u64, lock: Lock, wait: bool },
+    TestLock { ino: u64, lock: Lock },
     Inherit,
-    Read {
-        handle: Handle,
-        ino: u64,
-        offset: u64,
-        len: usize,
-    },
-    Write {
-        handle: Handle,
-        ino: u64,
-        offset: u64,
-        data: Vec<u8>,
-        append: bool,
-        shared: bool,
-    },
-    Truncate {
-        ino: u64,
-        size: u64,
-    },
-    Allocate {
-        handle: Handle,
-        ino: u64,
-        mode: u32,
-        offset: u64,
-        len: u64,
-    },
-    Clone {
-        from: (Handle, u64, u64),
-        to: (Handle, u64, u64),
-        len: u64,
-    },
-    SetAttr {
-        ino: u64,
-        set: SetAttr,
-    },
-    SetXattr {
-        ino: u64,
-        name: &'static [u8],
-        value: Option<Vec<u8>>,
-        how: XattrMode,
-    },
-    GetXattr {
-        ino: u64,
-        name: &'static [u8],
-    },
-    ListXattr {
-        ino: u64,
-    },
-    Remove {
-        dir: u64,
-        name: Vec<u8>,
-        is_dir: bool,
-    },
-    Rename {
-        dir: u64,
-        name: Vec<u8>,
-        dir2: u64,
-        name2: Vec<u8>,
-        flags: u32,
-    },
-    Link {
-        ino: u64,
-        dir: u64,
-        name: Vec<u8>,
-    },
-    Seek {
-        handle: Handle,
-        ino: u64,
-        offset: u64,
-        data: bool,
-    },
-    SetProject {
-        ino: u64,
-        project: u64,
-    },
-    SetQuota {
-        ino: u64,
-        user: Option<u32>,
-        limit: Amount,
-    },
-    Project {
-        ino: u64,
-    },
+    Read { handle: Handle, ino: u64, offset: u64, len: usize },
+    Write { handle: Handle, ino: u64, offset: u64, data: Vec<u8>, append: bool, shared: bool },
+    Truncate { ino: u64, size: u64 },
+    Allocate { handle: Handle, ino: u64, mode: u32, offset: u64, len: u64 },
+    Clone { from: (Handle, u64, u64), to: (Handle, u64, u64), len: u64 },
+    SetAttr { ino: u64, set: SetAttr },
+    SetXattr { ino: u64, name: &'static [u8], value: Option<Vec<u8>>, how: XattrMode },
+    GetXattr { ino: u64, name: &'static [u8] },
+    ListXattr { ino: u64 },
+    Remove { dir: u64, name: Vec<u8>, is_dir: bool },
+    Rename { dir: u64, name: Vec<u8>, dir2: u64, name2: Vec<u8>, flags: u32 },
+    Link { ino: u64, dir: u64, name: Vec<u8> },
+    Seek { handle: Handle, ino: u64, offset: u64, data: bool },
+    SetProject { ino: u64, project: u64 },
+    SetQuota { ino: u64, user: Option<u32>, limit: Amount },
+    Project { ino: u64 },
     Statfs,
-    Fsync {
-        handle: Handle,
-        ino: u64,
-    },
-    FsyncInode {
-        ino: u64,
-    },
+    Fsync { handle: Handle, ino: u64 },
+    FsyncInode { ino: u64 },
     SyncAll,
 }
 
