@@ -26,6 +26,7 @@
  *                                    fileserver, 100 files)
  *   load stream  -    BYTES MILLIS   bare: passes over BYTES of memory, for so long
  *   load turns   PATH BYTES COUNT    two processes in turns, COUNT each: read what the other wrote, write it anew
+ *   load peer-N  PATH BYTES COUNT TURN  one of the two, 0 or 1, on a node of its own; TURN is a file of this machine that tells whose turn it is
  *   load records PATH COUNT SECONDS  append numbered records with fsync, say each one acknowledged
  *   load verify  PATH                say which numbers are there
  *
@@ -464,23 +465,43 @@ static void stream(size_t bytes, size_t millis, int held) {
 }
 
 /* Whose turn it is, in memory of both; who waits looks there without a system call. */
-static void turns(const char *path, size_t bytes, size_t count, uint64_t *samples) {
-    volatile uint64_t *turn = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+static volatile uint64_t *map_turn(const char *path) {
+    int flags = MAP_SHARED, fd = -1;
+    if (path == NULL)
+        flags |= MAP_ANONYMOUS;
+    else if ((fd = open(path, O_RDWR)) < 0)
+        die(path);
+    volatile uint64_t *turn = mmap(NULL, 4096, PROT_READ | PROT_WRITE, flags, fd, 0);
     if (turn == MAP_FAILED)
         die("mmap");
+    if (fd >= 0)
+        close(fd);
+    return turn;
+}
+
+/* Gives the processor away meanwhile, as far as somebody else wants it; and does not wait for ever. */
+static void await_turn(volatile uint64_t *turn, uint64_t which) {
+    uint64_t end = now() + 60000000000u;
+    while (*turn != which) {
+        sched_yield();
+        if (now() > end)
+            die("the other one");
+    }
+}
+
+/* The block that goes to and fro, before the first turn. */
+static void begin_turns(const char *path, size_t bytes) {
     int fd = open_or_die(path, O_RDWR | O_CREAT);
     memset(buffer, 0, bytes);
     if (fs_pwrite(fd, buffer, bytes, 0) != (ssize_t)bytes || fs_fsync(fd) != 0)
         die("pwrite");
     fs_close(fd);
-    pid_t other = fork();
-    if (other < 0)
-        die("fork");
-    uint64_t me = other == 0, begin = now();
-    fd = open_or_die(path, O_RDWR);
+}
+
+static void take_turns(const char *path, volatile uint64_t *turn, uint64_t me, size_t bytes, size_t count, uint64_t *samples) {
+    int fd = open_or_die(path, O_RDWR);
     for (size_t i = 0; i < count; i++) {
-        while (*turn != 2 * i + me)
-            sched_yield();
+        await_turn(turn, 2 * i + me);
         uint64_t start = now(), seen;
         if (fs_pread(fd, buffer, bytes, 0) != (ssize_t)bytes)
             die("pread");
@@ -496,13 +517,34 @@ static void turns(const char *path, size_t bytes, size_t count, uint64_t *sample
         samples[i] = now() - start;
         __atomic_store_n(turn, 2 * i + me + 1, __ATOMIC_SEQ_CST);
     }
+    fs_close(fd);
+}
+
+static void turns(const char *path, size_t bytes, size_t count, uint64_t *samples) {
+    volatile uint64_t *turn = map_turn(NULL);
+    begin_turns(path, bytes);
+    pid_t other = fork();
+    if (other < 0)
+        die("fork");
+    uint64_t me = other == 0, begin = now();
+    take_turns(path, turn, me, bytes, count, samples);
     if (me == 1)
         exit(0);
     int status = 1;
     if (waitpid(other, &status, 0) != other || status != 0)
         exit(1);
     report(samples, count, now() - begin, bytes);
-    fs_close(fd);
+}
+
+static void peer(const char *path, const char *shared, uint64_t me, size_t bytes, size_t count, uint64_t *samples) {
+    volatile uint64_t *turn = map_turn(shared);
+    if (me == 0)
+        begin_turns(path, bytes);
+    else
+        await_turn(turn, 1);
+    uint64_t begin = now();
+    take_turns(path, turn, me, bytes, count, samples);
+    report(samples, count, now() - begin, bytes);
 }
 
 static uint64_t mix(uint64_t x) {
@@ -730,6 +772,8 @@ int main(int argc, char **argv) {
         served(path, bytes, count, load[0] == 'v');
     else if (strcmp(load, "turns") == 0)
         turns(path, bytes, count, samples);
+    else if ((strcmp(load, "peer-0") == 0 || strcmp(load, "peer-1") == 0) && argc > 5)
+        peer(path, argv[5], load[5] == '1', bytes, count, samples);
     else {
         fprintf(stderr, "load: no load %s\n", load);
         return 2;

@@ -42,6 +42,7 @@ mod reach;
 mod recall;
 pub mod reconcile;
 mod requests;
+mod rest;
 mod restart;
 pub mod ring;
 mod room;

@@ -145,8 +145,41 @@ pub struct State {
     pub told: u32,
     /// Who changes which bytes, where that takes more than one step.
     pub ranges: Ranges,
+    /// Whether what is read of it is written next.
+    pub turns: Turns,
     /// See [`Attr::learnt`].
     pub learnt: u64,
+}
+
+/// Whether a client that reads a file which another one has written writes it next, as who takes turns with others does: it
+/// asks for the lease to write at once then, or each turn would ask twice. Of no weight but for that: what is held is the
+/// segment's to say.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Turns {
+    /// The last time it did.
+    writes_next: bool,
+    /// It has asked to write before it did, and its last operation on the inode was this one then.
+    early: Option<Sequence>,
+}
+
+impl Turns {
+    /// It asks for a lease that it does not have, or (`held`) has to read only; what it had better ask for. `last`: its last operation on
+    /// the inode.
+    pub fn asks(&mut self, mode: LeaseMode, held: bool, last: Sequence) -> LeaseMode {
+        if !held && self.early.take() == Some(last) {
+            // It only read, and others had to wait for that.
+            self.writes_next = false;
+        }
+        match mode {
+            LeaseMode::Write if held => self.writes_next = true,
+            LeaseMode::Read if !held && self.writes_next => {
+                self.early = Some(last);
+                return LeaseMode::Write;
+            }
+            _ => {}
+        }
+        mode
+    }
 }
 
 /// Which own operations on an inode may have been refused. The service tells how many of a client's it has refused, and
@@ -370,4 +403,38 @@ pub fn attr(r: &InodeRecord) -> Attr {
 
 fn time(s: Stamp) -> Time {
     Time { sec: s.sec, nsec: s.nsec }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use LeaseMode::{Read, Write};
+
+    #[test]
+    fn who_takes_turns_asks_once_a_turn() {
+        let mut turns = Turns::default();
+        assert_eq!(turns.asks(Read, false, Sequence(0)), Read, "nothing is known");
+        assert_eq!(turns.asks(Write, true, Sequence(0)), Write);
+        for turn in 1..5 {
+            assert_eq!(turns.asks(Read, false, Sequence(turn)), Write, "it wrote the last time");
+        }
+    }
+
+    #[test]
+    fn who_only_reads_goes_back_to_that() {
+        let mut turns = Turns::default();
+        turns.asks(Write, true, Sequence(3));
+        assert_eq!(turns.asks(Read, false, Sequence(4)), Write);
+        // What is asked for meanwhile says nothing, as long as the lease is held.
+        assert_eq!(turns.asks(Read, true, Sequence(4)), Read);
+        assert_eq!(turns.asks(Read, false, Sequence(4)), Read, "it has not written since");
+        assert_eq!(turns.asks(Read, false, Sequence(4)), Read);
+    }
+
+    #[test]
+    fn who_writes_without_reading_asks_for_that() {
+        let mut turns = Turns::default();
+        assert_eq!(turns.asks(Write, false, Sequence(1)), Write);
+        assert_eq!(turns.asks(Read, false, Sequence(2)), Read, "what it read it has not written");
+    }
 }

@@ -26,7 +26,7 @@ use super::log::{Full, Lent};
 use super::ranges::Ticket;
 use super::session::Session;
 use super::sync::WriteGuard;
-use crate::fs::{Result, S_IFMT};
+use crate::fs::{Result, S_IFMT, S_IFREG};
 
 /// Why an attempt of an operation ended without its result.
 #[derive(Debug)]
@@ -523,7 +523,7 @@ impl<H: Host> LibFsOn<H> {
         turn.need(&inode);
         let _asking = inode.asking.write_unless(|| self.config.stops())?;
         let (mode, flags, after) = {
-            let state = inode.state.read();
+            let mut state = inode.state.write();
             if state.session > session.number {
                 // Another thread has attached anew.
                 return Ok(());
@@ -534,6 +534,11 @@ impl<H: Host> LibFsOn<H> {
             }
             let held = ours && self.held(session, &state, LeaseMode::Read);
             let last = if ours { state.last } else { Sequence(0) };
+            let is_file = state.record.mode & S_IFMT == S_IFREG;
+            let mode = match is_file && !renew {
+                true => state.turns.asks(mode, held, last),
+                false => mode,
+            };
             let mode = if held { mode.max(state.mode()) } else { mode };
             // What is open was perhaps opened in an earlier session, of which this service knows nothing.
             let pinned = ours && state.pinned || state.open == 0 || planted(Bug::PinForgotten);

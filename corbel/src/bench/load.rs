@@ -134,6 +134,10 @@ mod tests {
         assert_eq!(figures(run(&["files", ".", "4096", "10"])).unwrap()["ops"], 10);
         assert_eq!(figures(run(&["tmp", ".", "4096", "10"])).unwrap()["ops"], 10);
         assert_eq!(figures(run(&["turns", "t", "4096", "10"])).unwrap()["ops"], 10);
+        std::fs::write(dir.join("turn"), [0; 4096]).unwrap();
+        let mut other = run(&["peer-1", "p", "4096", "10", "turn"]).spawn().unwrap();
+        let peer = figures(run(&["peer-0", "p", "4096", "10", "turn"])).unwrap();
+        assert!(peer["ops"] == 10 && other.wait().unwrap().success());
         for load in ["varmail", "server", "stream"] {
             let got = figures(run(&[load, ".", "40000", "20"])).unwrap();
             assert!(got["ops"].as_u64() > Some(0), "{load}: {got}");

@@ -11,6 +11,17 @@ use crate::failure::{Context, Failure, Result};
 /// Bytes of a message.
 const MESSAGE: &str = "204800";
 
+/// What a load that runs beside others has printed.
+fn said_by(child: Child, who: &str) -> Result<serde_json::Value> {
+    let output = child.wait_with_output().context(who)?;
+    crate::signals::check()?;
+    let (text, said) =
+        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let line = text.trim().lines().last().unwrap_or("");
+    serde_json::from_str(line)
+        .map_err(|_| Failure::failed(format!("{who} printed {line:?}: {}", said.trim()), ""))
+}
+
 /// Deliverers, each by its node and its directory.
 fn deliver(world: &World, who: &[(u32, String)], millis: &str) -> Result<f64> {
     let start = |(node, dir): &(u32, String)| -> Result<Child> {
@@ -21,14 +32,7 @@ fn deliver(world: &World, who: &[(u32, String)], millis: &str) -> Result<f64> {
     let all: Vec<Child> = who.iter().map(start).collect::<Result<_>>()?;
     let mut per_s = 0.0;
     for child in all {
-        let output = child.wait_with_output().context("a deliverer")?;
-        crate::signals::check()?;
-        let (text, said) =
-            (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        let line = text.trim().lines().last().unwrap_or("");
-        let got: serde_json::Value = serde_json::from_str(line).map_err(|_| {
-            Failure::failed(format!("a deliverer printed {line:?}: {}", said.trim()), "")
-        })?;
+        let got = said_by(child, "a deliverer")?;
         per_s += number(&got, "ops")? / number(&got, "seconds")?;
     }
     Ok(per_s)
@@ -122,14 +126,42 @@ pub fn maildir(bench: &Bench<'_>) -> Result<Measured> {
     ])
 }
 
-/// Two processes read and write one block in turns.
+/// Two processes read and write one block in turns: on one node, and on two.
 pub fn handover(bench: &Bench<'_>) -> Result<Measured> {
-    let world = World::start(bench, World::plan(bench), &[1])?;
+    let nodes: Vec<u32> = (1..=bench.replicas.min(2)).collect();
+    let world = World::start(bench, World::plan(bench), &nodes)?;
     let count = if bench.quick { "200" } else { "2000" };
     let path = world.file(1, "block");
     let [to] = turns(|| {
         let got = figures(world.under_run(1, &["turns", &path, "4096", count])?)?;
         Ok([p50(&got)? / 1e3])
     })?;
-    Ok(vec![("p50_us", to), ("replicas", f64::from(bench.replicas))])
+    let mut measured = vec![("p50_us", to), ("replicas", f64::from(bench.replicas))];
+    if nodes.len() > 1 {
+        let mut round = 0;
+        let [between] = turns(|| {
+            round += 1;
+            Ok([over_two(&world, &format!("block-{round}"), count)? / 1e3])
+        })?;
+        measured.push(("nodes_p50_us", between));
+    }
+    Ok(measured)
+}
+
+/// The same of a process on each of two nodes, which are the first and the second of the chain; nanoseconds a turn, the middle one.
+fn over_two(world: &World, name: &str, count: &str) -> Result<f64> {
+    let turn = world.scratch().join(format!("{name}.turn"));
+    std::fs::write(&turn, [0; 4096]).context(turn.display())?;
+    let turn = turn.to_string_lossy().into_owned();
+    let start = |(load, node): (&str, u32)| -> Result<Child> {
+        let path = world.file(node, name);
+        let mut command = world.under_run(node, &[load, &path, "4096", count, &turn])?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().context("one of two who take turns")
+    };
+    let both: Vec<Child> =
+        [("peer-0", 1), ("peer-1", 2)].into_iter().map(start).collect::<Result<_>>()?;
+    let one = |child| p50(&said_by(child, "one of two who take turns")?);
+    let got: Vec<f64> = both.into_iter().map(one).collect::<Result<_>>()?;
+    Ok(got.iter().sum::<f64>() / got.len() as f64)
 }

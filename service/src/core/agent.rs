@@ -17,6 +17,7 @@ use super::message::{Identity, Message};
 use super::past::Past;
 use super::recall::Recall;
 use super::requests::Pending;
+use super::rest::Rests;
 use super::schedule::Schedule;
 use super::share::Waiting;
 use super::stage::fetch::Fetched;
@@ -48,6 +49,8 @@ pub(super) struct Agent {
     pub users: Users,
     /// Questions that are not answered yet.
     pub requests: Vec<Pending>,
+    /// Where who is asked for a lease is done with it.
+    pub rests: Rests,
     /// Leases that are being taken back.
     pub recalls: Vec<Recall>,
     pub next_segment: u32,
@@ -79,6 +82,7 @@ impl Agent {
             users: Users::default(),
             requests: Vec::new(),
             recalls: Vec::new(),
+            rests: Rests::default(),
             next_segment: 0,
             waiting: Waiting::default(),
             schedule: Schedule::default(),

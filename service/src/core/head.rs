@@ -8,7 +8,7 @@ use base::planted::{Bug, planted};
 use base::{ClientId, InodeId, Nanos, NodeId, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
-use storage::format::rpc::{WANT_JOINT, WANT_PIN, WANT_READ, WANT_WRITE};
+use storage::format::rpc::{InodeRecord, WANT_JOINT, WANT_PIN, WANT_READ, WANT_WRITE};
 use storage::permission::{R, W};
 
 use super::lease::{Action, LeaseTable, Want};
@@ -16,6 +16,7 @@ use super::locks::LockTable;
 use super::message::Message;
 use super::past::Keeping;
 use super::reach::SERVICE;
+use super::requests::{S_IFDIR, S_IFMT, S_IFREG};
 use super::stage::check::Known;
 use super::view::View;
 use super::{Failure, Node};
@@ -437,7 +438,7 @@ impl Node {
         ino: InodeId,
         mode: LeaseMode,
     ) -> Result<bool, Failure> {
-        let is_dir = |r: storage::format::rpc::InodeRecord| r.mode & 0o170_000 == 0o040_000;
+        let is_dir = |r: InodeRecord| r.mode & S_IFMT == S_IFDIR;
         if mode == LeaseMode::None || !self.volume.attr(ino)?.is_some_and(is_dir) {
             return Ok(false);
         }
@@ -532,6 +533,16 @@ impl Node {
                         continue;
                     }
                     let until = self.changed_by_others(ino, want.client);
+                    if until > self.member.all_acked
+                        && want.client.node() == self.me()
+                        && self
+                            .volume
+                            .attr(ino)?
+                            .is_some_and(|r: InodeRecord| r.mode & S_IFMT == S_IFREG)
+                    {
+                        // Who gets it reads what is published here: that is done while the others take it.
+                        self.member.publish_now = true;
+                    }
                     let Some(head) = self.part.head_mut() else { return Ok(()) };
                     head.held_grants.push(HeldGrant { ino, want, until, recall: false });
                 }

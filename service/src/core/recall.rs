@@ -13,7 +13,7 @@ use super::{Effect, Failure, Node, Role};
 /// For so long a lease stays with its client while that waits for another which it needs as well.
 const TOGETHER_MAX: Nanos = 50_000_000;
 /// Who has used a lease and does nothing for so long has done what it asked for it for.
-const QUIET: Nanos = 20_000;
+pub(super) const QUIET: Nanos = 20_000;
 /// Between two looks at an operation under way.
 const LOOK: Nanos = 50_000;
 /// Stores that their thread has done are where others see them after this time; nanoseconds in truth.
@@ -275,15 +275,33 @@ impl Node {
     }
 
     /// Whether a client seems to have done all under its lease that it has asked for it for: something, and nothing else since it was
-    /// looked at. Then the lease may go at once. (Who goes on using it keeps it, or two that write all the time would do so once each time.)
+    /// looked at (which is spared where that is how it always is: [`Rests`](super::rest::Rests)). Then the lease may go at once. (Who goes on using it keeps it, or two that write all the time would do so once each time.)
     fn is_done_with(
         &mut self,
         id: ClientId,
         ino: InodeId,
         recall: &Recall,
     ) -> Result<bool, Failure> {
-        let Some(found) = recall.found else { return Ok(false) };
-        let at_rest = |client: &&Client| client.activity() == found && client.inside().is_empty();
+        let done = self.seems_done_with(id, ino, recall.found)?;
+        Ok(match recall.found {
+            None => done && self.agent.rests.spares(ino, id, self.env.now),
+            Some(_) => {
+                self.agent.rests.found(ino, done);
+                done
+            }
+        })
+    }
+
+    /// The same at one look. `found`: what it had done at the look before.
+    fn seems_done_with(
+        &mut self,
+        id: ClientId,
+        ino: InodeId,
+        found: Option<u64>,
+    ) -> Result<bool, Failure> {
+        let at_rest = |client: &&Client| {
+            found.is_none_or(|found| client.activity() == found) && client.inside().is_empty()
+        };
         if self.agent.clients.get(&id).filter(at_rest).is_none() {
             return Ok(false);
         }

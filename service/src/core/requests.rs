@@ -27,14 +27,15 @@ use super::head::WANT_REACH;
 use super::heir::Inherited;
 use super::limits::LIST_BYTES;
 use super::message::{LockAsk, Message};
+use super::recall::QUIET;
 use super::scrub::Content;
 use super::sought::{SEEK_AGAIN, SEEK_FOR};
 use super::{Failure, Node, Role};
 
 /// Regular file.
-const S_IFREG: u32 = 0o100_000;
-const S_IFDIR: u32 = 0o040_000;
-const S_IFMT: u32 = 0o170_000;
+pub(super) const S_IFREG: u32 = 0o100_000;
+pub(super) const S_IFDIR: u32 = 0o040_000;
+pub(super) const S_IFMT: u32 = 0o170_000;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Stage {
@@ -586,6 +587,9 @@ impl Node {
             && let Some(client) = self.agent.clients.get_mut(&p.client)
         {
             client.reopens(p.ino);
+        }
+        if mode != LeaseMode::None {
+            self.agent.rests.asks(p.ino, p.client, self.env.now, QUIET);
         }
         let token = self.token();
         p.stage = Stage::Asked(token);
