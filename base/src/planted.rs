@@ -774,6 +774,10 @@ pub enum Bug {
     LeftComesBack = 521,
     /// An heir grants itself locks of files of which it has not asked for all that it has got.
     HeirAlone = 522,
+    /// An fsync waits for what its own process has written, and for nobody else's.
+    SyncOwnOnly = 523,
+    /// An fsync of a directory that several use does not ask whether others' names are on every member.
+    SyncJointAlone = 524,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2554,6 +2558,16 @@ impl Bug {
             Bug::HeirAlone,
             "heir-alone",
             "what an heir has not asked for yet is lost when somebody else asks",
+        ),
+        (
+            Bug::SyncOwnOnly,
+            "sync-own-only",
+            "what one process has written and another has synced is lost",
+        ),
+        (
+            Bug::SyncJointAlone,
+            "sync-joint-alone",
+            "names that others have given in a directory used jointly are lost after its fsync",
         ),
         (
             Bug::LevelIgnored,

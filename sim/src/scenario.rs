@@ -248,6 +248,25 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario { name: "heir-alone", tells: "the same", make: |p, _| heirs(p) },
     Scenario {
+        name: "sync-own-only",
+        tells: "processes sync files that others write, whose node loses its link to the second, and dies",
+        make: |p, _| {
+            use Kind::{Create, Write};
+            p.favour = vec![Create, Write, Write, Write, Write, Write];
+            syncs_of_others(p);
+        },
+    },
+    Scenario {
+        name: "sync-joint-alone",
+        tells: "processes sync directories that others use as well, and so on",
+        make: |p, _| {
+            use Kind::{Create, Link, OpenDir, Rename, Unlink};
+            p.make(Flavour::Joint);
+            p.favour = vec![Create, Create, Link, Unlink, Rename, OpenDir, OpenDir];
+            syncs_of_others(p);
+        },
+    },
+    Scenario {
         name: "take-over-short",
         tells: "the last member is sent what the second has not got, and the head dies",
         make: |p, _| {
@@ -615,6 +634,18 @@ fn heirs(p: &mut Preset) {
     p.favour = vec![Create, Lock, Lock, Lock, Lock, Lock, Lock, Lock];
     p.script = (0..4).fold(Script::new(8), |script, c| {
         script.then(15 * MS, When::Whole, &[(0, Fault::Kill(c), 0)])
+    });
+}
+
+/// The head dies when something was synced there, and nobody else has all that was done.
+fn syncs_of_others(p: &mut Preset) {
+    (p.clients_at, p.pace, p.ops, p.syncs) = (vec![0, 0, 1, 1], 200 * US, 3000, 6);
+    p.script = (0..4).fold(Script::new(4), |script, c| {
+        script.then(20 * MS, When::Whole, &[(0, Fault::LinkDown(0, 1), 20 * MS)]).then(
+            0,
+            When::SyncedAhead(2 + c % 2, 0, 1),
+            &[(0, Fault::Crash(0), 300 * MS)],
+        )
     });
 }
 

@@ -1189,6 +1189,7 @@ impl<H: Host> LibFsOn<H> {
     /// Waits until the inode's own operations are persistent everywhere. Those that were lost with a session are
     /// an error, once for each who has it open, and for each who waited for them.
     pub(crate) fn sync_inode(&self, inode: &Inode<H>, open: Option<&Open<H>>) -> Result<()> {
+        self.sync_others(inode)?;
         let mut waited = None;
         loop {
             let (session, last, losses) = self.to_sync(inode)?;
@@ -1205,6 +1206,36 @@ impl<H: Host> LibFsOn<H> {
                 Err(Errno::STALE) => waited = Some((session.number, last)),
                 other => return other,
             }
+        }
+    }
+
+    /// Sees to it that every member has what others had done to the inode when this began: a program may sync what another one has
+    /// written (the checkpointer of a database does). Whoever has a lease knows that they have: it was granted for that.
+    pub(crate) fn sync_others(&self, inode: &Inode<H>) -> Result<()> {
+        let known = |session| {
+            let state = inode.state.read();
+            !state.is_joint() && self.holds(session, &state, LeaseMode::Read)
+        };
+        if self.current().is_some_and(known) || planted(Bug::SyncOwnOnly) {
+            return Ok(());
+        }
+        let synced = self.run(|turn| {
+            let mut state = inode.state.write();
+            if turn.shown(inode.ino).is_some() {
+                // A lease was granted since this began, whether it still holds or not.
+                return Ok(());
+            }
+            self.hold(turn, inode.ino, &mut state, LeaseMode::Read, 0)?;
+            if !state.is_joint() || planted(Bug::SyncJointAlone) {
+                return Ok(());
+            }
+            let (what, after, lease) = (Ask::Reach { ino: inode.ino }, Sequence(0), state.lease);
+            turn.ask(Question { what, after, lease, exact: false }).map(drop)
+        });
+        match synced {
+            // There is no such inode, or this process was never shown it.
+            Err(Errno::NOENT | Errno::STALE | Errno::ACCES) => Ok(()),
+            other => other,
         }
     }
 

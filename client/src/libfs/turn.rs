@@ -93,10 +93,26 @@ pub(crate) struct Question {
 /// See [`Question`].
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Ask {
-    Xattr { ino: InodeId, name: Vec<u8> },
-    Xattrs { ino: InodeId },
-    Names { dir: InodeId, cookie: u64 },
-    Bytes { ino: InodeId, offset: u64, len: u32 },
+    Xattr {
+        ino: InodeId,
+        name: Vec<u8>,
+    },
+    Xattrs {
+        ino: InodeId,
+    },
+    Names {
+        dir: InodeId,
+        cookie: u64,
+    },
+    Bytes {
+        ino: InodeId,
+        offset: u64,
+        len: u32,
+    },
+    /// Nothing, but that every member has what others have done to it.
+    Reach {
+        ino: InodeId,
+    },
 }
 
 impl Ask {
@@ -107,6 +123,9 @@ impl Ask {
             Self::Names { dir, cookie } => Request::Names { dir: *dir, cookie: *cookie },
             Self::Bytes { ino, offset, len } => {
                 Request::Read { ino: *ino, offset: *offset, len: *len }
+            }
+            Self::Reach { ino } => {
+                Request::Inode { ino: *ino, mode: LeaseMode::None, flags: rpc::WANT_REACH }
             }
         }
     }
@@ -472,7 +491,7 @@ impl<H: Host> LibFsOn<H> {
         let (ino, name): (InodeId, &[u8]) = match what {
             Ask::Xattr { ino, name } => (*ino, name),
             Ask::Xattrs { ino } => (*ino, b""),
-            Ask::Names { .. } | Ask::Bytes { .. } => return Err(Errno::IO),
+            Ask::Names { .. } | Ask::Bytes { .. } | Ask::Reach { .. } => return Err(Errno::IO),
         };
         let mut whole = Vec::new();
         loop {

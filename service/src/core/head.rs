@@ -8,7 +8,7 @@ use base::planted::{Bug, planted};
 use base::{ClientId, InodeId, Nanos, NodeId, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
-use storage::format::rpc::{InodeRecord, WANT_JOINT, WANT_PIN, WANT_READ, WANT_WRITE};
+use storage::format::rpc::{InodeRecord, WANT_JOINT, WANT_PIN, WANT_REACH, WANT_READ, WANT_WRITE};
 use storage::permission::{R, W};
 
 use super::lease::{Action, LeaseTable, Want};
@@ -23,9 +23,6 @@ use super::{Failure, Node};
 
 /// No inode numbers from here on: far more than a volume can ever use.
 pub(super) const NUMBERS_END: u64 = 1 << InodeId::BITS;
-/// Flag of a `LeaseWant` of an agent, beside those of clients: no lease is wanted, but the stream position that shows what
-/// is so of a directory.
-pub(super) const WANT_REACH: u8 = 0x80;
 
 /// A lease that is free, but whose inode's latest changes are not everywhere yet.
 #[derive(Clone, Copy, Debug)]

@@ -17,13 +17,13 @@ use storage::format::lock::{Lock, LockKind};
 use storage::format::page::Key;
 use storage::format::proof::Proof;
 use storage::format::rpc::{
-    self, AccountId, InodeReply, Name, Request, WANT_PIN, WANT_READ, WANT_TOGETHER, WANT_WRITE,
+    self, AccountId, InodeReply, Name, Request, WANT_PIN, WANT_REACH, WANT_READ, WANT_TOGETHER,
+    WANT_WRITE,
 };
 use storage::permission::{R, X};
 use storage::volume::Volume;
 
 use super::client::Client;
-use super::head::WANT_REACH;
 use super::heir::Inherited;
 use super::limits::LIST_BYTES;
 use super::message::{LockAsk, Message};
@@ -539,7 +539,8 @@ impl Node {
             return Ok(Step::Wait);
         }
         let (mode, flags) = match &p.what {
-            What::Inode { mode, flags } => (*mode, *flags & !WANT_REACH),
+            What::Inode { flags, .. } if flags & WANT_REACH != 0 => (LeaseMode::None, WANT_REACH),
+            What::Inode { mode, flags } => (*mode, *flags),
             What::Lookup { dir, name, mode, flags } => {
                 let (dir, mode, flags) = (*dir, *mode, *flags & !WANT_REACH);
                 if let Err(errno) = self.may(p.client, dir, X)? {

@@ -148,7 +148,13 @@ impl World<'_> {
         let current = current.map(|a| a.session);
         let newest = match &call {
             Call::Fsync { ino, .. } | Call::FsyncInode { ino } => {
-                let counts = |by: (usize, u64)| own.contains(&by.0) && !again.contains(&by);
+                // Also what others have done, if it is there.
+                let others = self.model.current(*ino).is_some_and(|state| !state.is_gone())
+                    || matches!(call, Call::Fsync { .. });
+                let counts = |by: (usize, u64)| match own.contains(&by.0) {
+                    true => !again.contains(&by),
+                    false => others && self.model.is_alive(by.0),
+                };
                 self.model.newest_of(*ino, counts)
             }
             Call::SyncAll => all,
@@ -218,6 +224,12 @@ impl World<'_> {
     }
 
     fn draw_sync(&mut self, c: usize, t: usize) -> Call {
+        if self.preset.is_directed()
+            && self.preset.joint
+            && let Some((handle, ino)) = self.own_open(c, t, Open::is_dir)
+        {
+            return Call::Fsync { handle, ino };
+        }
         match (self.random.below(4), self.own_open(c, t, |_| true)) {
             (0, _) => Call::SyncAll,
             (1, _) => Call::FsyncInode { ino: self.draw_dir() },

@@ -704,9 +704,12 @@ impl World<'_> {
             Call::FsyncInode { ino } if *ino != 1 => process.told.get(ino).copied().unwrap_or(0),
             _ => process.told.get(&0).copied().unwrap_or(0),
         };
-        let untold: Vec<usize> = process.attached.iter().skip(told).map(|a| a.session).collect();
-        let counts =
-            |(session, _): &&(usize, u64)| untold.contains(session) || u.current == Some(*session);
+        let own: Vec<usize> = process.attached.iter().map(|a| a.session).collect();
+        let counts = |(session, _): &&(usize, u64)| match own.iter().position(|s| s == session) {
+            Some(at) => at >= told || u.current == Some(*session),
+            // What ends while it is synced may be lost with its node.
+            None => self.model.is_alive(*session),
+        };
         u.newest.iter().filter(counts).copied().collect()
     }
 
