@@ -29,5 +29,6 @@ mod siege;
 mod snapshots;
 mod space;
 mod suites;
+mod sync;
 mod transfer;
 mod virtiofs;
