@@ -778,6 +778,10 @@ pub enum Bug {
     SyncOwnOnly = 523,
     /// An fsync of a directory that several use does not ask whether others' names are on every member.
     SyncJointAlone = 524,
+    /// A head that was started anew takes what it has published for what all have.
+    UnackedForgotten = 525,
+    /// Who asks how far the state must reach is given what else it asks for, unjudged.
+    ReachUnjudged = 526,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2569,6 +2573,12 @@ impl Bug {
             "sync-joint-alone",
             "names that others have given in a directory used jointly are lost after its fsync",
         ),
+        (
+            Bug::UnackedForgotten,
+            "unacked-forgotten",
+            "what a head alone has is granted to others once it has been started anew",
+        ),
+        (Bug::ReachUnjudged, "reach-unjudged", "anybody who finds a file may read it"),
         (
             Bug::LevelIgnored,
             "level-ignored",

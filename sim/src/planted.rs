@@ -97,6 +97,8 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (512..513, "service/tests/node/grants.rs"),
     (513..519, "service/tests/node/heir.rs"),
     (520..522, "service/tests/node/heir.rs"),
+    (525..526, "service/tests/node/restart.rs"),
+    (526..527, "service/tests/node/proofs.rs"),
     (501..502, "service/tests/node/joins.rs"),
 ];
 /// Variants of threads that share a file.

@@ -1189,7 +1189,13 @@ impl<H: Host> LibFsOn<H> {
     /// Waits until the inode's own operations are persistent everywhere. Those that were lost with a session are
     /// an error, once for each who has it open, and for each who waited for them.
     pub(crate) fn sync_inode(&self, inode: &Inode<H>, open: Option<&Open<H>>) -> Result<()> {
-        self.sync_others(inode)?;
+        // Whatever becomes of that: what was done here is waited for, and its loss told.
+        let others = self.sync_others(inode);
+        self.sync_own(inode, open).and(others)
+    }
+
+    /// The same for what this process has done to it.
+    fn sync_own(&self, inode: &Inode<H>, open: Option<&Open<H>>) -> Result<()> {
         let mut waited = None;
         loop {
             let (session, last, losses) = self.to_sync(inode)?;
@@ -1211,7 +1217,7 @@ impl<H: Host> LibFsOn<H> {
 
     /// Sees to it that every member has what others had done to the inode when this began: a program may sync what another one has
     /// written (the checkpointer of a database does). Whoever has a lease knows that they have: it was granted for that.
-    pub(crate) fn sync_others(&self, inode: &Inode<H>) -> Result<()> {
+    fn sync_others(&self, inode: &Inode<H>) -> Result<()> {
         let known = |session| {
             let state = inode.state.read();
             !state.is_joint() && self.holds(session, &state, LeaseMode::Read)
@@ -1220,6 +1226,7 @@ impl<H: Host> LibFsOn<H> {
             return Ok(());
         }
         let synced = self.run(|turn| {
+            turn.syncs = true;
             let mut state = inode.state.write();
             if turn.shown(inode.ino).is_some() {
                 // A lease was granted since this began, whether it still holds or not.
@@ -1233,7 +1240,7 @@ impl<H: Host> LibFsOn<H> {
             turn.ask(Question { what, after, lease, exact: false }).map(drop)
         });
         match synced {
-            // There is no such inode, or this process was never shown it.
+            // There is no such inode any more, or this process cannot show that a name has led it there.
             Err(Errno::NOENT | Errno::STALE | Errno::ACCES) => Ok(()),
             other => other,
         }

@@ -220,10 +220,7 @@ impl<H: Host> FileSystem for LibFsOn<H> {
 
     fn fsync_inode(&self, _: &Caller<'_>, ino: InodeId) -> Result<()> {
         match ino {
-            InodeId::ROOT => {
-                self.sync_others(&self.inode(ino))?;
-                self.sync_all()
-            }
+            InodeId::ROOT => self.sync_all(),
             _ if is_in_one(ino) => Ok(()),
             _ => self.sync_inode(&self.inode(ino), None),
         }

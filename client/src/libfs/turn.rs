@@ -188,6 +188,8 @@ pub(crate) struct Turn<H: Host> {
     rounds: u32,
     /// It is about to fail for what names lead to: nobody else may change them while that is looked at.
     pub(crate) strict: bool,
+    /// It is an fsync: nothing is read or written next.
+    pub(crate) syncs: bool,
 }
 
 /// An entry that was appended while the session was ended.
@@ -228,6 +230,7 @@ impl<H: Host> Turn<H> {
             lost: 0,
             rounds: 0,
             strict: false,
+            syncs: false,
         }
     }
 
@@ -554,7 +557,7 @@ impl<H: Host> LibFsOn<H> {
             let held = ours && self.held(session, &state, LeaseMode::Read);
             let last = if ours { state.last } else { Sequence(0) };
             let is_file = state.record.mode & S_IFMT == S_IFREG;
-            let mode = match is_file && !renew {
+            let mode = match is_file && !renew && !turn.syncs {
                 true => state.turns.asks(mode, held, last),
                 false => mode,
             };

@@ -74,6 +74,19 @@ pub(super) struct Member {
 }
 
 impl Member {
+    /// A chunk that lies before the newest known, perhaps, changed an inode.
+    pub(super) fn mark_before(&mut self, ino: InodeId, seq: StreamSeq, client: ClientId) {
+        let (newest, by, before) = self.dirty.entry(ino).or_insert((seq, client, StreamSeq(0)));
+        if seq > *newest {
+            if *by != client {
+                (*by, *before) = (client, *newest);
+            }
+            *newest = seq;
+        } else if *by != client {
+            *before = seq.max(*before);
+        }
+    }
+
     /// Of a volume that is published so far.
     pub(super) fn new(published: StreamSeq) -> Self {
         Self {

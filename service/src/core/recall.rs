@@ -282,6 +282,9 @@ impl Node {
         ino: InodeId,
         recall: &Recall,
     ) -> Result<bool, Failure> {
+        if recall.found.is_none() && !self.agent.rests.knows(ino) {
+            return Ok(false);
+        }
         let done = self.seems_done_with(id, ino, recall.found)?;
         Ok(match recall.found {
             None => done && self.agent.rests.spares(ino, id, self.env.now),

@@ -164,6 +164,11 @@ impl Pending {
         let shown = request.names().map(|ino| (ino, proof));
         let none = InodeId::NONE;
         let (ino, what) = match request {
+            // It asks for nothing else: nobody judges what else it says.
+            Request::Inode { ino, flags, .. } if flags & WANT_REACH != 0 => {
+                let flags = if planted(Bug::ReachUnjudged) { flags } else { WANT_REACH };
+                (ino, What::Inode { mode: LeaseMode::None, flags })
+            }
             Request::Inode { ino, mode, flags } => (ino, What::Inode { mode, flags }),
             Request::Lookup { dir, name, mode, flags } => {
                 if !storage::format::entry::name_is_legal(name) {
@@ -539,7 +544,6 @@ impl Node {
             return Ok(Step::Wait);
         }
         let (mode, flags) = match &p.what {
-            What::Inode { flags, .. } if flags & WANT_REACH != 0 => (LeaseMode::None, WANT_REACH),
             What::Inode { mode, flags } => (*mode, *flags),
             What::Lookup { dir, name, mode, flags } => {
                 let (dir, mode, flags) = (*dir, *mode, *flags & !WANT_REACH);

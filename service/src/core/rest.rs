@@ -46,6 +46,11 @@ impl Rests {
         true
     }
 
+    /// Whether a look may be spared there.
+    pub fn knows(&self, ino: InodeId) -> bool {
+        self.known.get(&ino).is_some_and(|rest| rest.found >= SURE)
+    }
+
     /// What a second look has found.
     pub fn found(&mut self, ino: InodeId, at_rest: bool) {
         if !at_rest {

@@ -11,7 +11,7 @@
 use std::collections::BTreeSet;
 
 use base::planted::{Bug, planted};
-use base::{ClientId, Epoch, Level, Nanos, NodeId, StreamSeq};
+use base::{ClientId, Epoch, InodeId, Level, Nanos, NodeId, StreamSeq};
 
 use super::head::{Head, NUMBERS_END};
 use super::join::Join;
@@ -376,6 +376,7 @@ impl Node {
         head.keeping.note_first_number(head.next_inode);
         log::info!("head of epoch {} from stream position {}", self.view.epoch, self.ring.last());
         self.advance_acks()?;
+        self.mark_unacked()?;
         self.tell_all_progress();
         // Those known here that are not in the chain left during the takeover: all grants wait.
         self.forget_lost_nodes(0)?;
@@ -392,6 +393,26 @@ impl Node {
         self.wake_lock_waiters();
         let all: Vec<_> = self.agent.clients.keys().copied().collect();
         self.agent.active.extend(all);
+        Ok(())
+    }
+
+    /// What is published here and not on every member counts as changed still: who gets a lease on it is promised that all have it. (A
+    /// node that was started anew has replayed what lies behind that only.)
+    fn mark_unacked(&mut self) -> Result<(), Failure> {
+        if planted(Bug::UnackedForgotten) {
+            return Ok(());
+        }
+        let unacked = self.member.all_acked.0 + 1..=self.member.published.0;
+        for seq in unacked.map(StreamSeq) {
+            let Some(kept) = self.ring.get(seq).copied() else { continue };
+            let client = kept.header.client;
+            let chunk = self.chunk_in_ring(seq, &kept)?;
+            for (.., op) in chunk.entries() {
+                for ino in op.facts().touches().filter(|ino| *ino != InodeId::NONE) {
+                    self.member.mark_before(ino, seq, client);
+                }
+            }
+        }
         Ok(())
     }
 

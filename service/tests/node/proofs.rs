@@ -146,3 +146,34 @@ fn the_super_user_needs_none() {
     let proof = Proof::new(SECRET, found.record.ino);
     assert_eq!((found.proof, found.parent_proof), (proof, Proof::NONE));
 }
+
+/// Who asks how far a node's state must reach is judged for nothing, and gets nothing by it.
+#[test]
+fn a_question_gives_no_rights() {
+    let mut rig = Rig::new(2, 1);
+    let mut owner = rig.attach(0, OWNER);
+    let file = owner.create(&mut rig, b"secret", 0o100_600);
+    owner.sync(&mut rig);
+    rig.settle();
+    let stranger = rig.attach(1, STRANGER);
+    let read = Request::Read { ino: file, offset: 0, len: 10 };
+    assert_eq!(stranger.call(&mut rig, &read), Err(Errno::ACCES));
+    let all = rpc::WANT_PIN | rpc::WANT_READ | rpc::WANT_WRITE | rpc::WANT_JOINT;
+    for mode in [LeaseMode::None, LeaseMode::Read, LeaseMode::Write] {
+        let flags = rpc::WANT_REACH | all;
+        let body = stranger.call(&mut rig, &Request::Inode { ino: file, mode, flags });
+        let body = body.expect("an answer");
+        let reply = InodeReply::decode(&mut Reader::new("reply", &body)).expect("well formed");
+        assert!(!stranger.holds(reply.granted), "{mode:?}");
+        assert_eq!(stranger.call(&mut rig, &read), Err(Errno::ACCES), "{mode:?}");
+    }
+    rig.check();
+}
+
+#[cfg(feature = "planted")]
+#[test]
+#[ignore = "alone: the variant is one for the whole process"]
+fn rights_that_a_question_gives_are_missed() {
+    use base::planted::{Bug, missed};
+    assert_eq!(missed(&[(Bug::ReachUnjudged, a_question_gives_no_rights as fn())]), []);
+}

@@ -149,6 +149,18 @@ impl Rig {
         seed: u64,
         config: impl Fn(u32) -> NodeConfig,
     ) -> Self {
+        let mut rig = Self::unheard(regions, media, seed, config);
+        rig.deliver_all();
+        rig
+    }
+
+    /// The same, and nothing that the nodes have said has arrived.
+    pub fn unheard(
+        regions: Vec<Arc<MemoryRegion>>,
+        media: Vec<Arc<dyn Media>>,
+        seed: u64,
+        config: impl Fn(u32) -> NodeConfig,
+    ) -> Self {
         let nodes = (1u32..)
             .zip(media)
             .map(|(n, media)| {
@@ -185,7 +197,6 @@ impl Rig {
             let chain = chain.clone();
             rig.event(n, Event::View { epoch: Epoch(1), chain, syncing: Vec::new(), lapse: 0 });
         }
-        rig.deliver_all();
         rig
     }
 

@@ -149,8 +149,8 @@ impl World<'_> {
         let newest = match &call {
             Call::Fsync { ino, .. } | Call::FsyncInode { ino } => {
                 // Also what others have done, if it is there.
-                let others = self.model.current(*ino).is_some_and(|state| !state.is_gone())
-                    || matches!(call, Call::Fsync { .. });
+                let is_there = |ino| self.model.current(ino).is_some_and(|state| !state.is_gone());
+                let others = matches!(call, Call::Fsync { .. }) || *ino != 1 && is_there(*ino);
                 let counts = |by: (usize, u64)| match own.contains(&by.0) {
                     true => !again.contains(&by),
                     false => others && self.model.is_alive(by.0),

@@ -9,7 +9,8 @@ use base::{ClientId, Sequence, StreamSeq};
 use storage::format::chunk::ChunkHeader;
 use storage::volume::{Fault, Refusal, Volume};
 
-use crate::core::frame::{Checked, Frame};
+use crate::core::frame::{Checked, Chunk, Frame};
+use crate::core::ring::Kept;
 use crate::core::{Failure, Node};
 
 /// Whether a chunk may wait for its turn.
@@ -84,6 +85,21 @@ impl Node {
         self.apply_chunk(seq, Care::Partly).map(|_| true)
     }
 
+    /// Reads a chunk back.
+    pub(in crate::core) fn chunk_in_ring(
+        &self,
+        seq: StreamSeq,
+        kept: &Kept,
+    ) -> Result<Chunk, Failure> {
+        let frame =
+            Frame::filled(kept.header.body_bytes as usize, |to| self.ring.append_body(kept, to))?;
+        let (checked, wrong) = Checked::of(frame, kept.header.incarnation);
+        match wrong {
+            Some(e) => Err(Failure::Diverged(seq, e.to_string())),
+            None => Ok(checked.into()),
+        }
+    }
+
     /// Applies a chunk, or some of it, where the rest waits for a publication.
     fn apply_chunk(&mut self, seq: StreamSeq, care: Care) -> Result<Applied, Failure> {
         let Some(kept) = self.ring.get(seq).copied() else {
@@ -92,16 +108,7 @@ impl Node {
         let (segment, base) = self.ring.body_at(&kept);
         let chunk = match self.member.recent.take(&kept.header) {
             Some(chunk) => chunk,
-            None => {
-                let frame = Frame::filled(kept.header.body_bytes as usize, |to| {
-                    self.ring.append_body(&kept, to)
-                })?;
-                let (checked, wrong) = Checked::of(frame, kept.header.incarnation);
-                if let Some(e) = wrong {
-                    return Err(Failure::Diverged(seq, e.to_string()));
-                }
-                checked.into()
-            }
+            None => self.chunk_in_ring(seq, &kept)?,
         };
         let all: Vec<_> = chunk.entries().collect();
         if care == Care::Beforehand && self.volume.may_have_to_wait(all.iter().map(|e| &e.2))? {
