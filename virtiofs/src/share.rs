@@ -9,13 +9,16 @@
 //! system calls.
 //!
 //! Who has the places is known behind one lock, and a thread that the kernel takes from the processor while it has that keeps all others from asking, for
-//! milliseconds on a busy machine. A tenant that need not wait for a place does not wait for that either: it was left a *pass* for one turn, and what that cost is
-//! charged at its end.
+//! milliseconds on a busy machine. A tenant that asks for little (*light*, in `fair.rs`) does not wait for that either: it was left a *pass* for one turn, and what
+//! that cost is charged at its end, or, if somebody has the lock then too, later.
+//!
+//! The kernel is told as well who asks for little (`slice.rs`): where threads of tenants want more processors than there are, it is the kernel that decides.
 //!
 //! One of those that wait looks after those that have the places, each [`WATCH`]: one that waits in a request, for a disk or for
 //! other nodes, loses its place, and one that works on is charged for what it has used so far.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
@@ -38,8 +41,17 @@ const NOISE: u64 = 50_000;
 /// Requests after which one that nobody wants to have its place looks at the clock, and how long it has it before the kernel is told that it is
 /// busy.
 const BUSY: (u32, Duration) = (32, Duration::from_millis(1));
+/// What a thread has used between two turns is charged up to so much, in nanoseconds.
+const BETWEEN_MAX: u64 = 100_000;
+/// What a tenant may use by passes, in nanoseconds, before it is charged.
+const OWED_MAX: u64 = 200_000;
 /// Weights.
 pub const WEIGHT_MAX: u32 = 1000;
+
+thread_local! {
+    /// What the calling thread had used at the end of its last turn, if that was measured.
+    static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
+}
 
 /// A place that somebody has.
 #[derive(Debug)]
@@ -51,6 +63,9 @@ struct Place {
     at: u64,
     /// What its thread had used then. None while nobody waits for the place.
     measured: Option<Reading>,
+    /// What the thread has used since its last turn, and was not charged: to give that up, to ask for this one, and to be woken for it. It is the
+    /// more the more often others come between two turns, so whose share is small would pay the least for what it costs.
+    between: u64,
     /// It waits in a request, and others have its place.
     lost: bool,
 }
@@ -89,8 +104,31 @@ struct Guests {
     wake: Arc<Condvar>,
     /// For how long its threads have waited for places, in nanoseconds.
     waited: u64,
+    ease: Arc<Ease>,
+}
+
+/// What a tenant's threads may know without the lock.
+#[derive(Debug, Default)]
+struct Ease {
     /// It may take one turn without asking, whoever has the lock.
-    pass: Arc<AtomicBool>,
+    pass: AtomicBool,
+    /// What such turns took and it was not charged yet, in nanoseconds.
+    owed: AtomicU64,
+    /// It is not light.
+    floods: AtomicBool,
+    /// Others ask as well.
+    rivals: AtomicBool,
+}
+
+impl Ease {
+    /// What the kernel shall know of its threads.
+    fn slice(&self) -> Slice {
+        match (self.floods.load(Ordering::Relaxed), self.rivals.load(Ordering::Relaxed)) {
+            (false, _) => Slice::Short,
+            (true, false) => Slice::Usual,
+            (true, true) => Slice::Last,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -106,13 +144,15 @@ struct State {
 }
 
 impl State {
-    /// Gives free places away.
-    fn give(&mut self, now: u64) {
+    /// Gives free places away; those that are to be woken. Not here: they would meet the lock.
+    fn give(&mut self, now: u64) -> Vec<Arc<Condvar>> {
+        let mut wakes = Vec::new();
         while let Some((tenant, account)) = self.fair.next(now) {
             let guests = &mut self.tenants[tenant];
             guests.given.push(account);
-            guests.wake.notify_one();
+            wakes.push(guests.wake.clone());
         }
+        wakes
     }
 
     fn take(&mut self, place: Place) -> usize {
@@ -126,9 +166,11 @@ impl State {
 
     /// Charges for what was used since the last time, as far as `reading` says, from which it is measured on.
     fn charge(&mut self, number: usize, now: u64, reading: Option<Reading>) {
+        self.fair.at(now);
         let Some(place) = self.places.get_mut(number).and_then(Option::as_mut) else { return };
         let passed = now.saturating_sub(place.at);
-        match place.cost(now, reading) {
+        let cost = place.cost(now, reading).map(|cost| cost + std::mem::take(&mut place.between));
+        match cost {
             Some(cost) if !self.fair.is_sought() => {
                 self.fair.charge_alone(place.tenant, &mut place.account, cost as f64);
             }
@@ -174,8 +216,25 @@ impl State {
 
     /// A turn of a tenant has ended: whether it may take the next one without asking.
     fn leave_pass(&self, tenant: usize) {
-        let may = self.fair.is_polite(tenant);
-        self.tenants[tenant].pass.store(may, Ordering::Relaxed);
+        self.note(tenant);
+        self.tenants[tenant].ease.pass.store(self.fair.is_light(tenant), Ordering::Relaxed);
+    }
+
+    /// What its threads shall know.
+    fn note(&self, tenant: usize) {
+        let ease = &self.tenants[tenant].ease;
+        let floods = !self.fair.is_light(tenant);
+        ease.floods.store(floods, Ordering::Relaxed);
+        ease.rivals.store(floods && self.fair.has_rivals(tenant), Ordering::Relaxed);
+    }
+
+    /// Charges a tenant for what its passes took.
+    fn collect(&mut self, tenant: usize, now: u64) {
+        let owed = self.tenants[tenant].ease.owed.swap(0, Ordering::Relaxed);
+        if owed > 0 {
+            self.fair.at(now);
+            self.fair.pass(tenant, owed as f64);
+        }
     }
 
     /// Whether a place may be kept, after so much was used that was not charged yet.
@@ -281,9 +340,9 @@ impl Share {
     pub fn join(self: &Arc<Self>, weight: u32) -> Member {
         let mut state = self.state();
         let index = state.fair.join(weight.clamp(1, WEIGHT_MAX).into());
-        let (given, wake, pass) = (Vec::new(), Arc::new(Condvar::new()), Arc::default());
-        state.tenants.push(Guests { given, wake, waited: 0, pass: Arc::clone(&pass) });
-        Member { share: self.clone(), index, pass }
+        let (given, wake, ease) = (Vec::new(), Arc::new(Condvar::new()), Arc::default());
+        state.tenants.push(Guests { given, wake, waited: 0, ease: Arc::clone(&ease) });
+        Member { share: self.clone(), index, ease }
     }
 }
 
@@ -292,34 +351,41 @@ impl Share {
 pub struct Member {
     share: Arc<Share>,
     index: usize,
-    pass: Arc<AtomicBool>,
+    ease: Arc<Ease>,
 }
 
 impl Member {
     /// Waits for a place.
     pub fn turn(&self) -> Turn {
         let share = &self.share;
+        let pass = || self.ease.pass.swap(false, Ordering::Relaxed);
+        let by_pass = || self.begun(Held::Pass(Thread::own().processor()), Slice::Short);
+        // Where somebody waits, somebody has the lock, or will have when this thread is in the middle of what it does with it.
+        if self.is_sought() && pass() {
+            return by_pass();
+        }
         // Before anything is locked: to read these clocks takes system calls.
         let reading = if self.is_sought() { Reading::own() } else { None };
         let mut state = match share.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
-            Err(TryLockError::WouldBlock) if self.pass.swap(false, Ordering::Relaxed) => {
-                return self.begun(Held::Pass(Reading::own()), Some(Slice::Short));
-            }
+            Err(TryLockError::WouldBlock) if pass() => return by_pass(),
             Err(TryLockError::WouldBlock) => share.state(),
         };
-        self.pass.store(false, Ordering::Relaxed);
+        self.ease.pass.store(false, Ordering::Relaxed);
         let now = share.now();
         state.settle(now);
-        let Some(account) = state.fair.ask(self.index, now) else {
+        state.collect(self.index, now);
+        let asked = state.fair.ask(self.index, now);
+        state.note(self.index);
+        let Some(account) = asked else {
             return self.wait(state, now);
         };
         share.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
         let sought = self.is_sought();
         let number = state.take(self.place(account, reading.filter(|_| sought)));
         drop(state);
-        self.begun(Held::Place(number), sought.then_some(Slice::Short))
+        self.begun(Held::Place(number), self.ease.slice())
     }
 
     fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>, since: u64) -> Turn {
@@ -347,15 +413,18 @@ impl Member {
         drop(state);
         let measured = if self.is_sought() { Reading::own() } else { None };
         let number = share.state().take(self.place(account, measured));
-        self.begun(Held::Place(number), Some(Slice::Usual))
+        self.begun(Held::Place(number), self.ease.slice())
     }
 
     fn place(&self, account: Account, measured: Option<Reading>) -> Place {
         let (thread, at) = (Thread::own(), self.share.now());
-        Place { tenant: self.index, account, thread, at, measured, lost: false }
+        let since = LEFT.take().zip(measured);
+        let between = since.map_or(0, |(left, now)| now.processor.saturating_sub(left));
+        let between = between.min(BETWEEN_MAX);
+        Place { tenant: self.index, account, thread, at, measured, between, lost: false }
     }
 
-    fn begun(&self, held: Held, slice: Option<Slice>) -> Turn {
+    fn begun(&self, held: Held, slice: Slice) -> Turn {
         let check = self.share.now() + CHECK;
         Turn { member: self.clone(), held, since: Instant::now(), requests: 0, slice, check }
     }
@@ -367,7 +436,8 @@ impl Member {
 
     /// The time that it was charged for: for tests and figures.
     pub fn used(&self) -> Duration {
-        Duration::from_nanos(self.share.state().fair.charged(self.index) as u64)
+        let charged = self.share.state().fair.charged(self.index) as u64;
+        Duration::from_nanos(charged + self.ease.owed.load(Ordering::Relaxed))
     }
 
     /// For how long its threads have waited for a place, all of them together.
@@ -396,7 +466,7 @@ impl Share {
             seen.into_iter().map(|(number, at, r, sleeps)| state.judge(number, at, now, r, sleeps));
         let lost = judged.filter(|lost| *lost).count();
         self.lost.fetch_add(lost, Ordering::Relaxed);
-        state.give(now);
+        state.give(now).iter().for_each(|wake| wake.notify_one());
         self.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
         state
     }
@@ -407,8 +477,8 @@ impl Share {
 enum Held {
     /// The place of that number.
     Place(usize),
-    /// A pass, and what its thread had used when it took it.
-    Pass(Option<Reading>),
+    /// A pass, and what its thread had used when it took it, in nanoseconds.
+    Pass(Option<u64>),
 }
 
 /// A place, until it is dropped.
@@ -419,21 +489,22 @@ pub struct Turn {
     since: Instant,
     /// Served since then.
     requests: u32,
-    slice: Option<Slice>,
+    slice: Slice,
     /// When it asks again whether it may go on.
     check: u64,
 }
 
 impl Turn {
-    /// What the kernel should be told of the thread that has it: whether it is one that is waited for, or one that is busy. None: as it is.
-    pub fn slice(&self) -> Option<Slice> {
+    /// What the kernel should be told of the thread that has it: whether it is one that is waited for, or one that is busy.
+    pub fn slice(&self) -> Slice {
         self.slice
     }
 
-    /// The same at its end, for a thread that goes to sleep.
-    pub fn slice_after(&self) -> Option<Slice> {
-        let brief = self.slice.is_none() && self.since.elapsed() < BUSY.1;
-        brief.then_some(Slice::Short)
+    /// Ends it. What the kernel should be told of the thread, which goes to sleep.
+    pub fn end(self) -> Slice {
+        let ease = Arc::clone(&self.member.ease);
+        drop(self);
+        ease.slice()
     }
 
     /// Whether it may be kept for one more request.
@@ -447,8 +518,11 @@ impl Turn {
         }
         if quiet {
             self.requests += 1;
-            if self.requests.is_multiple_of(BUSY.0) && self.since.elapsed() >= BUSY.1 {
-                self.slice = Some(Slice::Usual);
+            if self.requests.is_multiple_of(BUSY.0)
+                && self.slice == Slice::Short
+                && self.since.elapsed() >= BUSY.1
+            {
+                self.slice = Slice::Usual;
             }
             return true;
         }
@@ -476,12 +550,22 @@ impl Turn {
 
 impl Turn {
     /// The end of a turn by a pass, which kept nobody from a place.
-    fn end_pass(&self, before: Option<Reading>) {
-        let used = Reading::own().zip(before).map(|(now, before)| now.processor - before.processor);
+    fn end_pass(&self, before: Option<u64>) {
+        let used = Thread::own().processor().zip(before).map(|(now, before)| now - before);
         let used = used.unwrap_or_else(|| nanos(self.since.elapsed()));
-        let mut state = self.member.share.state();
-        state.fair.pass(self.member.index, used as f64);
-        state.leave_pass(self.member.index);
+        let Member { share, index, ease } = &self.member;
+        let owed = ease.owed.fetch_add(used, Ordering::Relaxed) + used;
+        let mut state = match share.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) if owed < OWED_MAX => {
+                ease.pass.store(true, Ordering::Relaxed);
+                return;
+            }
+            Err(TryLockError::WouldBlock) => share.state(),
+        };
+        state.collect(*index, share.now());
+        state.leave_pass(*index);
     }
 
     fn end_place(&self, number: usize) {
@@ -495,6 +579,9 @@ impl Turn {
             Some((thread, true)) => Reading::of(thread),
             _ => None,
         };
+        // The watch may end the turn of another thread.
+        let is_own = seen.is_some_and(|(thread, _)| thread.is_own());
+        LEFT.set(reading.filter(|_| is_own).map(|reading| reading.processor));
         let mut state = share.state();
         let now = share.now();
         state.charge(number, now, reading);
@@ -505,9 +592,11 @@ impl Turn {
             Some(place) => state.fair.leave(place.tenant, place.account),
             None => {}
         }
-        state.give(now);
+        let wakes = state.give(now);
         state.leave_pass(self.member.index);
         share.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
+        drop(state);
+        wakes.iter().for_each(|wake| wake.notify_one());
     }
 }
 
@@ -574,6 +663,8 @@ mod tests {
             stuck.used()
         });
         told.recv().unwrap();
+        // One that asks for little would not wait.
+        share.state().fair.pass(other.index, 1e15);
         for _ in 0..3 {
             // As long as it takes: the other one does not come back before it is told to.
             let mut turn = other.turn();
@@ -591,7 +682,7 @@ mod tests {
     fn who_need_not_wait_waits_for_no_lock() {
         let share = Share::new(1);
         let (flood, polite) = (share.join(1), share.join(1));
-        let taken = |member: &Member| member.pass.load(Ordering::Relaxed);
+        let taken = |member: &Member| member.ease.pass.load(Ordering::Relaxed);
         {
             // The one has used its share many times over, beside somebody who waits; the other one nothing.
             let mut state = share.state();
@@ -618,6 +709,55 @@ mod tests {
         let (used, again) = thread.join().unwrap();
         assert!(used > Duration::ZERO && again, "{used:?}");
         assert!(share.state().fair.is_idle());
+    }
+
+    /// Not even at the end of its turn: what that cost is charged when the lock is free, and no more than so much is left until then.
+    #[test]
+    fn who_need_not_wait_pays_later_where_others_have_the_lock() {
+        let share = Share::new(1);
+        let polite = share.join(1);
+        drop(polite.turn());
+        assert!(polite.ease.pass.load(Ordering::Relaxed));
+        let locked = share.state();
+        let before = locked.fair.charged(polite.index);
+        std::thread::scope(|scope| {
+            let ended = scope.spawn(|| {
+                drop(polite.turn());
+                drop(polite.turn());
+            });
+            ended.join().unwrap();
+        });
+        assert!(polite.ease.owed.load(Ordering::Relaxed) > 0);
+        assert!(locked.fair.charged(polite.index) <= before, "nobody could charge it");
+        drop(locked);
+        drop(polite.turn());
+        assert_eq!(polite.ease.owed.load(Ordering::Relaxed), 0);
+        assert!(share.state().fair.charged(polite.index) > before);
+        assert!(share.state().fair.is_idle());
+    }
+
+    /// What a thread uses between its turns is of its tenant as well.
+    #[test]
+    fn what_is_used_between_two_turns_is_charged() {
+        let share = Share::new(1);
+        let member = share.join(1);
+        let reading = |processor| Some(Reading { processor, kept_off: None, switches: None });
+        LEFT.set(Some(1_000_000));
+        let place = member.place(Account::default(), reading(1_030_000));
+        assert_eq!((place.between, LEFT.get()), (30_000, None));
+        LEFT.set(Some(1_000_000));
+        let place = member.place(Account::default(), reading(9_000_000));
+        assert_eq!(place.between, BETWEEN_MAX, "what it did for long was no turn of anybody");
+        let mut state = share.state();
+        let account = state.fair.ask(member.index, 0).expect("a free place");
+        let number = state.take(Place { account, ..place });
+        let used = state.places[number].as_ref().unwrap().at;
+        // Somebody waits.
+        assert!(state.fair.ask(member.index, used).is_none());
+        state.charge(number, used, reading(9_050_000));
+        assert!((state.fair.charged(member.index) - 150e3).abs() < 1.0);
+        state.charge(number, used, reading(9_060_000));
+        assert!((state.fair.charged(member.index) - 160e3).abs() < 1.0, "once");
     }
 
     /// One of them looks after the others at a time, and when it has its place the next one does: each of these gets it only when
@@ -653,7 +793,8 @@ mod tests {
         let cost = |kept_off, slept| {
             let measured = Some(reading(0, Some(5 * ms), 0));
             let (account, thread) = (Account::default(), Thread::own());
-            let place = Place { tenant: 0, account, thread, at: 0, measured, lost: false };
+            let place =
+                Place { tenant: 0, account, thread, at: 0, measured, between: 0, lost: false };
             place.cost(10 * ms, Some(reading(ms, kept_off, slept)))
         };
         assert_eq!(cost(Some(13_900_000), 1), Some(1_100_000));
@@ -678,6 +819,7 @@ mod tests {
             thread: Thread::own(),
             at,
             measured,
+            between: 0,
             lost: false,
         };
         let account = state.fair.ask(long.index, 0).expect("a free place");
@@ -714,8 +856,8 @@ mod tests {
             drop(turn);
         });
         told.recv().unwrap();
-        // One may be let in beside it. Two are not.
-        let others: Vec<_> = (0..2)
+        // Two may be let in beside it. Three are not.
+        let others: Vec<_> = (0..3)
             .map(|_| {
                 let (other, over) = (share.join(1), done.clone());
                 std::thread::spawn(move || {
