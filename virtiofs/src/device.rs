@@ -25,7 +25,7 @@ use crate::hal::{Chain, Piece, Queue, Transport, Woken, gather, scatter, skip};
 use crate::ledger::{Kept, Ledger};
 use crate::limits::Limits;
 use crate::pace::Pace;
-use crate::share::{Member, Turn};
+use crate::share::{Member, Sample, Turn};
 use crate::transfer::Seal;
 
 /// Between two looks of the watch.
@@ -636,8 +636,8 @@ impl Seat {
         }
     }
 
-    /// Returns with a place, which may be the one of the last request.
-    fn enter(&self, share: &Member) {
+    /// Returns with a place, which may be the one of the last request. What is to be ended when this one is served, if it is measured.
+    fn enter(&self, share: &Member, opcode: u32, bytes: u64) -> Option<Sample> {
         let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         if !place.as_mut().is_some_and(Turn::goes_on) {
             drop(place.take());
@@ -647,9 +647,9 @@ impl Seat {
             place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
             *place = Some(turn);
         }
-        if let Some(slice) = place.as_ref().map(Turn::slice) {
-            crate::slice::set(slice);
-        }
+        let turn = place.as_ref()?;
+        crate::slice::set(turn.slice());
+        turn.begins(opcode, bytes)
     }
 
     fn lead(&self) -> MutexGuard<'_, Lead> {
@@ -786,6 +786,7 @@ impl Seat {
                 }
                 device.options.limits.charge(bytes);
             }
+            let mut sample = None;
             if may_wait(opcode) {
                 // It would keep the place from those who have something to do, and the guest from what it was given back.
                 self.queue.flush();
@@ -798,12 +799,15 @@ impl Seat {
                     return true;
                 }
             } else if let Some(share) = share {
-                self.enter(share);
+                sample = self.enter(share, opcode, bytes);
             }
             // Before it is asked whether anybody looks.
             self.since.store(self.looks.load(Ordering::Relaxed), Ordering::SeqCst);
             self.watcher.wake();
             device.serve(chain, scratch);
+            if let Some(sample) = sample {
+                sample.end();
+            }
             if !self.is_led_by(leader) {
                 return true; // deposed meanwhile
             }

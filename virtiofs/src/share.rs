@@ -4,9 +4,10 @@
 //! quantum ahead of somebody who waits. A tenant that has asked for little lately does not wait at all: so many more
 //! threads may serve as there are places, for those.
 //!
-//! A tenant is charged for the processor that its thread used (`usage.rs`), and for what it waited in a request with its place: not for what
-//! it was kept from the processor by others. As long as nobody waits for a place nothing is measured; reading these clocks are
-//! system calls.
+//! A tenant is charged for each request what one of its kind costs as a rule (`price.rs`). That is measured: the processor that a thread
+//! used (`usage.rs`), and what it waited in a request with its place, not what it was kept from the processor by others. Who uses far more than the price is
+//! charged for that. As long as nobody waits for a place nothing is measured; reading these clocks are system calls. What is used between two turns
+//! nobody is charged for: who has the smallest share changes most often.
 //!
 //! Who has the places is known behind one lock, and a thread that the kernel takes from the processor while it has that keeps all others from asking, for
 //! milliseconds on a busy machine. A tenant that asks for little (*light*, in `fair.rs`) does not wait for that either: it was left a *pass* for one turn, and what
@@ -23,6 +24,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::fair::{Account, Fair};
+use crate::price::{self, Kind, Prices};
 use crate::slice::Slice;
 use crate::usage::{Reading, Thread};
 
@@ -41,16 +43,37 @@ const NOISE: u64 = 50_000;
 /// Requests after which one that nobody wants to have its place looks at the clock, and how long it has it before the kernel is told that it is
 /// busy.
 const BUSY: (u32, Duration) = (32, Duration::from_millis(1));
-/// What a thread has used between two turns is charged up to so much, in nanoseconds.
-const BETWEEN_MAX: u64 = 100_000;
 /// What a tenant may use by passes, in nanoseconds, before it is charged.
 const OWED_MAX: u64 = 200_000;
 /// Weights.
 pub const WEIGHT_MAX: u32 = 1000;
 
 thread_local! {
-    /// What the calling thread had used at the end of its last turn, if that was measured.
-    static LEFT: Cell<Option<u64>> = const { Cell::new(None) };
+    /// How many requests the calling thread has served, of those that might have been measured.
+    static SERVED: Cell<u32> = const { Cell::new(0) };
+}
+
+/// What a thread used from one reading to the other, `passed` nanoseconds later: of a processor, and asleep as far as that `keeps` others from a place.
+fn cost(before: Reading, after: Reading, passed: u64, keeps: bool) -> u64 {
+    let used = after.processor.saturating_sub(before.processor);
+    let waited = passed.saturating_sub(used);
+    if waited <= NOISE || !keeps {
+        return used;
+    }
+    let (kept_off, Some((before, after))) = (
+        before.kept_off.zip(after.kept_off).map(|(before, after)| after.saturating_sub(before)),
+        before.switches.zip(after.switches),
+    ) else {
+        return used;
+    };
+    // Who did not go to sleep was kept from the processor by others. Of who did, the kernel knows for how long it was, after that.
+    let most = match (after.slept > before.slept, kept_off, after.pushed > before.pushed) {
+        (false, ..) => 0,
+        (true, Some(kept_off), _) => waited.saturating_sub(kept_off).min(WAIT_MAX),
+        (true, None, true) => DOUBT_MAX,
+        (true, None, false) => WAIT_MAX,
+    };
+    used + waited.min(most)
 }
 
 /// A place that somebody has.
@@ -61,39 +84,32 @@ struct Place {
     thread: Thread,
     /// When it was charged last, in nanoseconds since the start.
     at: u64,
+    /// The prices of all requests that were begun in it, in nanoseconds, and what of that was charged.
+    asked: Arc<AtomicU64>,
+    charged: u64,
     /// What its thread had used then. None while nobody waits for the place.
     measured: Option<Reading>,
-    /// What the thread has used since its last turn, and was not charged: to give that up, to ask for this one, and to be woken for it. It is the
-    /// more the more often others come between two turns, so whose share is small would pay the least for what it costs.
-    between: u64,
+    /// Somebody came for it since it was charged last. What was before that was charged by the clock.
+    settled: bool,
     /// It waits in a request, and others have its place.
     lost: bool,
 }
 
 impl Place {
-    /// What it cost from the last time until now, if that was measured.
-    fn cost(&self, now: u64, reading: Option<Reading>) -> Option<u64> {
-        let (before, after) = self.measured.zip(reading)?;
-        let used = after.processor.saturating_sub(before.processor);
-        let waited = now.saturating_sub(self.at).saturating_sub(used);
+    /// The prices that were not charged yet.
+    fn due(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed).saturating_sub(self.charged)
+    }
+
+    /// What is due from the last time until now, if it is known of what.
+    fn cost(&self, now: u64, reading: Option<Reading>) -> Option<f64> {
+        let due = self.due() as f64;
+        let Some((before, after)) = self.measured.zip(reading) else {
+            return self.settled.then_some(due);
+        };
         // One that has no place keeps nobody from it.
-        if waited <= NOISE || self.lost {
-            return Some(used);
-        }
-        let (kept_off, Some((before, after))) = (
-            before.kept_off.zip(after.kept_off).map(|(before, after)| after.saturating_sub(before)),
-            before.switches.zip(after.switches),
-        ) else {
-            return Some(used);
-        };
-        // Who did not go to sleep was kept from the processor by others. Of who did, the kernel knows for how long it was, after that.
-        let most = match (after.slept > before.slept, kept_off, after.pushed > before.pushed) {
-            (false, ..) => 0,
-            (true, Some(kept_off), _) => waited.saturating_sub(kept_off).min(WAIT_MAX),
-            (true, None, true) => DOUBT_MAX,
-            (true, None, false) => WAIT_MAX,
-        };
-        Some(used + waited.min(most))
+        let passed = now.saturating_sub(self.at);
+        Some(price::bill(due, cost(before, after, passed, !self.lost) as f64))
     }
 }
 
@@ -169,14 +185,20 @@ impl State {
         self.fair.at(now);
         let Some(place) = self.places.get_mut(number).and_then(Option::as_mut) else { return };
         let passed = now.saturating_sub(place.at);
-        let cost = place.cost(now, reading).map(|cost| cost + std::mem::take(&mut place.between));
+        let cost = place.cost(now, reading);
+        let due = place.due() as f64;
+        place.charged += due as u64;
+        place.settled = false;
         match cost {
             Some(cost) if !self.fair.is_sought() => {
-                self.fair.charge_alone(place.tenant, &mut place.account, cost as f64);
+                self.fair.charge_alone(place.tenant, &mut place.account, cost);
             }
-            Some(cost) => self.fair.charge(place.tenant, &mut place.account, cost as f64),
+            Some(cost) => self.fair.charge(place.tenant, &mut place.account, cost),
             None if place.lost => {}
-            None => self.fair.charge_alone(place.tenant, &mut place.account, passed as f64),
+            None => {
+                let cost = price::bill(due, passed as f64);
+                self.fair.charge_alone(place.tenant, &mut place.account, cost);
+            }
         }
         let old = place.measured;
         place.at = now;
@@ -199,6 +221,9 @@ impl State {
             }
             if place.measured.is_none() {
                 self.charge(number, now, None);
+            }
+            if let Some(place) = &mut self.places[number] {
+                place.settled = true;
             }
         }
     }
@@ -237,11 +262,12 @@ impl State {
         }
     }
 
-    /// Whether a place may be kept, after so much was used that was not charged yet.
-    fn goes_on(&self, number: usize, more: u64, now: u64) -> bool {
+    /// Whether a place may be kept, after what was used that was not charged yet: in so much time, of which nobody knows whether it was used.
+    fn goes_on(&self, number: usize, passed: u64, now: u64) -> bool {
         let place = self.places.get(number).and_then(Option::as_ref);
         place.is_some_and(|place| {
-            !place.lost && self.fair.goes_on(place.tenant, &place.account, more as f64, now)
+            let more = price::bill(place.due() as f64, passed as f64);
+            !place.lost && self.fair.goes_on(place.tenant, &place.account, more, now)
         })
     }
 
@@ -310,6 +336,7 @@ pub struct Share {
     crowded: AtomicBool,
     /// Threads that have lost their place in a request, and may not begin another in it.
     lost: AtomicUsize,
+    prices: Prices,
     start: Instant,
 }
 
@@ -324,6 +351,7 @@ impl Share {
             waiting: AtomicUsize::new(0),
             crowded: AtomicBool::new(false),
             lost: AtomicUsize::new(0),
+            prices: Prices::new(),
             start: Instant::now(),
         })
     }
@@ -359,7 +387,10 @@ impl Member {
     pub fn turn(&self) -> Turn {
         let share = &self.share;
         let pass = || self.ease.pass.swap(false, Ordering::Relaxed);
-        let by_pass = || self.begun(Held::Pass(Thread::own().processor()), Slice::Short);
+        let by_pass = || {
+            let held = Held::Pass(Thread::own().processor());
+            self.begun(held, Arc::default(), Slice::Short)
+        };
         // Where somebody waits, somebody has the lock, or will have when this thread is in the middle of what it does with it.
         if self.is_sought() && pass() {
             return by_pass();
@@ -383,9 +414,10 @@ impl Member {
         };
         share.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
         let sought = self.is_sought();
-        let number = state.take(self.place(account, reading.filter(|_| sought)));
+        let place = self.place(account, reading.filter(|_| sought));
+        let (asked, number) = (Arc::clone(&place.asked), state.take(place));
         drop(state);
-        self.begun(Held::Place(number), self.ease.slice())
+        self.begun(Held::Place(number), asked, self.ease.slice())
     }
 
     fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>, since: u64) -> Turn {
@@ -412,21 +444,21 @@ impl Member {
         share.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
         drop(state);
         let measured = if self.is_sought() { Reading::own() } else { None };
-        let number = share.state().take(self.place(account, measured));
-        self.begun(Held::Place(number), self.ease.slice())
+        let place = self.place(account, measured);
+        let (asked, number) = (Arc::clone(&place.asked), share.state().take(place));
+        self.begun(Held::Place(number), asked, self.ease.slice())
     }
 
     fn place(&self, account: Account, measured: Option<Reading>) -> Place {
-        let (thread, at) = (Thread::own(), self.share.now());
-        let since = LEFT.take().zip(measured);
-        let between = since.map_or(0, |(left, now)| now.processor.saturating_sub(left));
-        let between = between.min(BETWEEN_MAX);
-        Place { tenant: self.index, account, thread, at, measured, between, lost: false }
+        let (tenant, thread, at) = (self.index, Thread::own(), self.share.now());
+        let (asked, charged, settled, lost) = (Arc::default(), 0, false, false);
+        Place { tenant, account, thread, at, asked, charged, measured, settled, lost }
     }
 
-    fn begun(&self, held: Held, slice: Slice) -> Turn {
+    fn begun(&self, held: Held, asked: Arc<AtomicU64>, slice: Slice) -> Turn {
         let check = self.share.now() + CHECK;
-        Turn { member: self.clone(), held, since: Instant::now(), requests: 0, slice, check }
+        let (member, since) = (self.clone(), Instant::now());
+        Turn { member, held, asked, since, requests: 0, slice, check }
     }
 
     /// Whether anybody waits for a place: then nobody should look for requests in it.
@@ -486,6 +518,8 @@ enum Held {
 pub struct Turn {
     member: Member,
     held: Held,
+    /// The prices of its requests so far, in nanoseconds.
+    asked: Arc<AtomicU64>,
     since: Instant,
     /// Served since then.
     requests: u32,
@@ -505,6 +539,19 @@ impl Turn {
         let ease = Arc::clone(&self.member.ease);
         drop(self);
         ease.slice()
+    }
+
+    /// A request is served in it now: it is charged what that costs as a rule. Something to be [ended](Sample::end) when it is done, if it is measured.
+    pub fn begins(&self, opcode: u32, bytes: u64) -> Option<Sample> {
+        let (share, kind) = (&self.member.share, Kind::new(opcode, bytes));
+        self.asked.fetch_add(share.prices.of(kind) as u64, Ordering::Relaxed);
+        if !self.member.is_sought() {
+            return None;
+        }
+        let number = SERVED.get();
+        SERVED.set(number.wrapping_add(1));
+        let before = if share.prices.wants(kind, number) { Reading::own() } else { None };
+        before.map(|before| Sample { share: Arc::clone(share), kind, at: share.now(), before })
     }
 
     /// Whether it may be kept for one more request.
@@ -548,11 +595,31 @@ impl Turn {
     }
 }
 
+/// A request that is measured.
+#[derive(Debug)]
+pub struct Sample {
+    share: Arc<Share>,
+    kind: Kind,
+    at: u64,
+    before: Reading,
+}
+
+impl Sample {
+    /// The calling thread, which has begun it, has served it.
+    pub fn end(self) {
+        let passed = self.share.now().saturating_sub(self.at);
+        if let Some(after) = Reading::own() {
+            self.share.prices.learn(self.kind, cost(self.before, after, passed, true) as f64);
+        }
+    }
+}
+
 impl Turn {
     /// The end of a turn by a pass, which kept nobody from a place.
     fn end_pass(&self, before: Option<u64>) {
         let used = Thread::own().processor().zip(before).map(|(now, before)| now - before);
         let used = used.unwrap_or_else(|| nanos(self.since.elapsed()));
+        let used = price::bill(self.asked.load(Ordering::Relaxed) as f64, used as f64) as u64;
         let Member { share, index, ease } = &self.member;
         let owed = ease.owed.fetch_add(used, Ordering::Relaxed) + used;
         let mut state = match share.state.try_lock() {
@@ -574,14 +641,12 @@ impl Turn {
             let place = state.places.get(number).and_then(Option::as_ref);
             place.map(|place| (place.thread, place.measured.is_some()))
         };
+        // The watch may end the turn of another thread.
         let seen = place(&share.state());
         let reading = match seen {
             Some((thread, true)) => Reading::of(thread),
             _ => None,
         };
-        // The watch may end the turn of another thread.
-        let is_own = seen.is_some_and(|(thread, _)| thread.is_own());
-        LEFT.set(reading.filter(|_| is_own).map(|reading| reading.processor));
         let mut state = share.state();
         let now = share.now();
         state.charge(number, now, reading);
@@ -736,28 +801,67 @@ mod tests {
         assert!(share.state().fair.is_idle());
     }
 
-    /// What a thread uses between its turns is of its tenant as well.
+    /// Whatever a thread used meanwhile, as long as it is no multiple of that.
     #[test]
-    fn what_is_used_between_two_turns_is_charged() {
+    fn a_request_is_charged_at_its_price() {
+        let reading = |processor| Some(Reading { processor, kept_off: None, switches: None });
+        let share = Share::new(1);
+        let (member, other) = (share.join(1), share.join(1));
+        let kind = Kind::new(15, 4096);
+        (0..100).for_each(|_| share.prices.learn(kind, 20e3));
+        let turn = member.turn();
+        let Held::Place(number) = turn.held else { panic!("{turn:?}") };
+        assert!(turn.begins(15, 4096).is_none(), "nobody waits, and nothing is measured");
+        let mut state = share.state();
+        // Somebody comes. What was until then is charged by the clock.
+        let now = share.now();
+        state.settle(now);
+        assert!(state.fair.ask(other.index, now).is_some(), "one that has used nothing");
+        assert!(state.fair.ask(other.index, now).is_none(), "and another thread of it waits");
+        let before = state.fair.charged(member.index);
+        drop(state);
+        let serve = |measured: u64, due: f64| {
+            turn.begins(15, 4096);
+            turn.begins(15, 4096);
+            let mut state = share.state();
+            let before = state.fair.charged(member.index);
+            state.charge(number, now, reading(measured));
+            let charged = state.fair.charged(member.index) - before;
+            assert!((charged - due).abs() < 2.0, "{charged} at {measured}");
+        };
+        assert!((share.state().fair.charged(member.index) - before).abs() < 1.0);
+        serve(5_000_000, 40e3);
+        serve(5_010_000, 40e3);
+        serve(5_070_000, 40e3);
+        serve(5_170_000, 40e3);
+        // Five milliseconds, of which three times the price are let pass.
+        serve(10_170_000, 4.88e6);
+        // Nothing more was asked for: a request that goes on.
+        let mut state = share.state();
+        let before = state.fair.charged(member.index);
+        state.charge(number, now, reading(11_170_000));
+        assert!((state.fair.charged(member.index) - before - 1e6).abs() < 1.0);
+    }
+
+    /// One thread waits for the only place, and the other one's requests are measured.
+    #[test]
+    fn what_is_served_while_somebody_waits_is_learnt() {
         let share = Share::new(1);
         let member = share.join(1);
-        let reading = |processor| Some(Reading { processor, kept_off: None, switches: None });
-        LEFT.set(Some(1_000_000));
-        let place = member.place(Account::default(), reading(1_030_000));
-        assert_eq!((place.between, LEFT.get()), (30_000, None));
-        LEFT.set(Some(1_000_000));
-        let place = member.place(Account::default(), reading(9_000_000));
-        assert_eq!(place.between, BETWEEN_MAX, "what it did for long was no turn of anybody");
-        let mut state = share.state();
-        let account = state.fair.ask(member.index, 0).expect("a free place");
-        let number = state.take(Place { account, ..place });
-        let used = state.places[number].as_ref().unwrap().at;
-        // Somebody waits.
-        assert!(state.fair.ask(member.index, used).is_none());
-        state.charge(number, used, reading(9_050_000));
-        assert!((state.fair.charged(member.index) - 150e3).abs() < 1.0);
-        state.charge(number, used, reading(9_060_000));
-        assert!((state.fair.charged(member.index) - 160e3).abs() < 1.0, "once");
+        let turn = member.turn();
+        share.waiting.fetch_add(1, Ordering::Relaxed);
+        let kind = Kind::new(3, 0);
+        let guess = share.prices.of(kind);
+        let (thread, work) = (Thread::own(), 3_000_000);
+        for _ in 0..3 {
+            let sample = turn.begins(3, 0).expect("nothing is known of it");
+            let begun = thread.processor().unwrap();
+            while thread.processor().unwrap() - begun < work {}
+            sample.end();
+        }
+        let price = share.prices.of(kind);
+        assert!(price >= work as f64 && price > guess, "{price}");
+        share.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// One of them looks after the others at a time, and when it has its place the next one does: each of these gets it only when
@@ -791,16 +895,13 @@ mod tests {
             switches: Some(Switches { slept, pushed: 0 }),
         };
         let cost = |kept_off, slept| {
-            let measured = Some(reading(0, Some(5 * ms), 0));
-            let (account, thread) = (Account::default(), Thread::own());
-            let place =
-                Place { tenant: 0, account, thread, at: 0, measured, between: 0, lost: false };
-            place.cost(10 * ms, Some(reading(ms, kept_off, slept)))
+            let (before, after) = (reading(0, Some(5 * ms), 0), reading(ms, kept_off, slept));
+            cost(before, after, 10 * ms, true)
         };
-        assert_eq!(cost(Some(13_900_000), 1), Some(1_100_000));
-        assert_eq!(cost(Some(13_900_000), 0), Some(ms), "it did not sleep at all");
-        assert_eq!(cost(Some(5 * ms), 1), Some(5 * ms), "for so much at most, of what it slept");
-        assert_eq!(cost(None, 1), Some(5 * ms), "the kernel does not say");
+        assert_eq!(cost(Some(13_900_000), 1), 1_100_000);
+        assert_eq!(cost(Some(13_900_000), 0), ms, "it did not sleep at all");
+        assert_eq!(cost(Some(5 * ms), 1), 5 * ms, "for so much at most, of what it slept");
+        assert_eq!(cost(None, 1), 5 * ms, "the kernel does not say");
     }
 
     /// Who had to share once, and was alone for long after that, owes nothing for it.
@@ -818,8 +919,10 @@ mod tests {
             account,
             thread: Thread::own(),
             at,
+            asked: Arc::default(),
+            charged: 0,
             measured,
-            between: 0,
+            settled: false,
             lost: false,
         };
         let account = state.fair.ask(long.index, 0).expect("a free place");

@@ -3,9 +3,11 @@
 //! In life guests have processors of their own. Here those that flood beside the polite one are threads of lowest priority, so that they do not
 //! take the device's; and those whose shares are measured have the highest, so that it is the device for which they wait.
 //!
-//! A share is of the time of a processor that the threads of each device have had, since that is what is divided; and as the kernel says, and not the device, which
-//! would not know what it forgot to charge. The shares of requests are told as well (`share_of_requests_error`). They are no measure of it: the same request
-//! costs who has the smallest share a third more, since others have had the caches meanwhile, and more of its requests are the first of a turn. Where a polite request waits is told apart: `flood_waits_for_place_us` is what it waited for the device to let it in; the rest is the kernel's.
+//! A share is of the requests that were done, all of which ask for the same: what guests see. What the device has charged says nothing of it, being counted by
+//! what is tested. The shares of the time of a processor that the threads of each device have had, as the kernel says, are told as well (`share_of_time_error`): they
+//! differ by what the same request costs more for who has the smallest share, since others have had the caches meanwhile, and more of its requests are the first of a turn.
+//!
+//! Where a polite request waits is told apart: `flood_waits_for_place_us` is what it waited for the device to let it in; the rest is the kernel's.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -276,12 +278,12 @@ pub fn tenants(bench: &Bench<'_>) -> Result<Measured> {
     bench.out.step("  tenants of weights 1, 2 and 4");
     let mut house = House::start(&WEIGHTS, DEPTH_OF_SHARES, Some(1))?;
     let time = Duration::from_millis(if bench.quick { 300 } else { 1000 });
-    let (mut errors, mut of_requests) = (Vec::new(), Vec::new());
+    let (mut errors, mut of_time) = (Vec::new(), Vec::new());
     for turn in 0..TURNS as u64 {
         crate::signals::check()?;
         let (processor, requests) = shares(&mut house, time, turn)?;
-        errors.push(error(&processor));
-        of_requests.push(error(&requests));
+        errors.push(error(&requests));
+        of_time.push(error(&processor));
     }
     Ok(vec![
         ("alone_p99_us", middle(alone)),
@@ -289,6 +291,6 @@ pub fn tenants(bench: &Bench<'_>) -> Result<Measured> {
         ("flood_p99_ratio", middle(ratios)),
         ("flood_waits_for_place_us", middle(waits)),
         ("share_error", middle(errors)),
-        ("share_of_requests_error", middle(of_requests)),
+        ("share_of_time_error", middle(of_time)),
     ])
 }
