@@ -290,21 +290,17 @@ impl DriverQueue {
             .chain(pages(data, 0))
             .chain((reply > 0).then_some((reply_at, reply, flag::WRITE)))
             .chain(pages(room, flag::WRITE));
-        // In one piece: who measures a device wants its guest to have little to do.
-        let (mut raw, mut count) = (Vec::with_capacity(16 * Self::chain_max(&self.config)), 0u16);
-        let mut parts = parts.peekable();
-        while let Some((at, len, flags)) = parts.next() {
+        let mut count = 0u16;
+        for (at, len, flags) in parts {
+            if count > 0 {
+                let last = table + 16 * u64::from(first + count - 1);
+                let flags: u16 = self.map.read_obj(GuestAddress(last + 12)).unwrap_or(0);
+                self.put(flags | flag::NEXT, last + 12);
+                self.put(first + count, last + 14);
+            }
+            self.describe(table, first + count, at, u32::try_from(len).unwrap_or(0), flags, 0);
             count += 1;
-            let (flags, next) = match parts.peek() {
-                Some(_) => (flags | flag::NEXT, first + count),
-                None => (flags, 0),
-            };
-            raw.extend_from_slice(&at.to_le_bytes());
-            raw.extend_from_slice(&u32::try_from(len).unwrap_or(0).to_le_bytes());
-            raw.extend_from_slice(&flags.to_le_bytes());
-            raw.extend_from_slice(&next.to_le_bytes());
         }
-        self.put_bytes(&raw, table + 16 * u64::from(first));
         if !self.config.indirect {
             return first;
         }

@@ -1,5 +1,5 @@
 //! Who is served next, of tenants that share processors by weight: start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) of what their
-//! requests have really cost.
+//! requests cost: each as one of its kind does as a rule (`price.rs`), so that nobody pays for what others do to its requests.
 //!
 //! Here are neither threads nor clocks: times and costs come in as nanoseconds, and the same calls give the same order.
 //! `share.rs` has the threads, and measures.

@@ -1,6 +1,5 @@
 //! Loads for a device, from a [`Driver`]: how long operations take, at which depth, over how many queues. The device may be anybody's.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use base::random::Random;
@@ -8,7 +7,6 @@ use frontend::fuse::wire::{
     CreateIn, EntryOut, FsyncIn, GetattrIn, InHeader, OpenOut, OutHeader, ReadIn, ReleaseIn,
     WriteIn, op,
 };
-use rustix::thread::CpuSet;
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::driver::{Driver, DriverQueue, Result};
@@ -264,19 +262,7 @@ pub fn paced(
     Ok(taken)
 }
 
-/// Binds the calling thread to one of the processors that it may use, by number.
-fn own_processor(number: usize) {
-    let Ok(all) = rustix::thread::sched_getaffinity(None) else { return };
-    let there: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|cpu| all.is_set(*cpu)).collect();
-    if let Some(cpu) = there.get(number % there.len().max(1)) {
-        let mut own = CpuSet::new();
-        own.set(*cpu);
-        let _ = rustix::thread::sched_setaffinity(None, &own);
-    }
-}
-
-/// The same as [`run`] over several queues at once, by a thread for each: operations a second in all. `count` are of each on average: a queue that
-/// is served sooner takes more of them, so that none is left to end alone.
+/// The same as [`run`] over several queues at once, by a thread for each: operations a second in all.
 ///
 /// # Errors
 /// As [`run`].
@@ -288,20 +274,14 @@ pub fn run_queues(
     depth: usize,
     count: usize,
 ) -> Result<f64> {
-    let (start, begun) = (Instant::now(), AtomicUsize::new(0));
+    let start = Instant::now();
     std::thread::scope(|scope| {
         let threads: Vec<_> = driver.queues[1..]
             .iter_mut()
             .take(queues)
-            .zip(0..)
-            .map(|(q, number)| {
-                let more = |_| begun.fetch_add(1, Ordering::Relaxed) < queues * count;
-                scope.spawn(move || {
-                    // As a guest has it, whose processors have a queue each. Where the kernel puts all these threads onto one, those of the device, which they wake, are
-                    // there too, and another one has nothing to do.
-                    own_processor(number);
-                    run_while(q, load, target, depth, number as u64 + 1, more).map(drop)
-                })
+            .zip(1..)
+            .map(|(q, seed)| {
+                scope.spawn(move || run(q, load, target, depth, count, seed).map(drop))
             })
             .collect();
         threads

@@ -213,8 +213,8 @@ pub fn virtiofs(bench: &Bench<'_>) -> Result<Measured> {
     let (mut one, mut four) = (Vec::new(), Vec::new());
     for _ in 0..QUEUE_TURNS {
         crate::signals::check()?;
-        one.push(places[1].rate(1, Load::Read(65_536), counts(16_000))?);
-        four.push(places[1].rate(4, Load::Read(65_536), counts(4000))?);
+        one.push(places[1].rate(1, Load::Read(65_536), counts(8000))?);
+        four.push(places[1].rate(4, Load::Read(65_536), counts(2000))?);
     }
     let mut over: Vec<f64> = four.iter().zip(&one).map(|(four, one)| four / one).collect();
     over.sort_by(f64::total_cmp);
