@@ -25,7 +25,7 @@ use crate::hal::{Chain, Piece, Queue, Transport, Woken, gather, scatter, skip};
 use crate::ledger::{Kept, Ledger};
 use crate::limits::Limits;
 use crate::pace::Pace;
-use crate::share::{Member, Turn};
+use crate::share::{Member, Sample, Turn};
 use crate::transfer::Seal;
 
 /// Between two looks of the watch.
@@ -306,7 +306,8 @@ impl Device {
         let mut crew = Crew { device: self.clone(), seats: Vec::new(), watch: None };
         let watcher = Arc::new(Watcher::default());
         for (index, queue) in queues.into_iter().enumerate() {
-            let seat = Arc::new(Seat::new(index, queue, watcher.clone()));
+            let name = thread_name(index, transport.tenant());
+            let seat = Arc::new(Seat::new(index, name, queue, watcher.clone()));
             crew.seats.push(seat.clone());
             for _ in 0..self.options.threads.max(1) {
                 seat.add(self)?;
@@ -532,6 +533,14 @@ impl LaterReply for Later {
     }
 }
 
+/// Of the threads of a queue: of many devices in a process it is to be seen whose they are. The kernel keeps the first 15 bytes.
+fn thread_name(index: usize, tenant: &str) -> String {
+    match tenant {
+        "" => format!("virtiofs-{index}"),
+        tenant => format!("vfs-{index}-{}", tenant.replace('\0', "")),
+    }
+}
+
 /// Whether a request is likely to wait for a disk or for other nodes.
 fn may_wait(opcode: u32) -> bool {
     matches!(
@@ -580,6 +589,8 @@ struct Lead {
 /// The lead of a queue.
 struct Seat {
     index: usize,
+    /// Of its threads.
+    name: String,
     queue: Arc<dyn Queue>,
     lead: Mutex<Lead>,
     free: Condvar,
@@ -605,11 +616,11 @@ struct Habits {
 }
 
 impl Seat {
-    fn new(index: usize, queue: Arc<dyn Queue>, watcher: Arc<Watcher>) -> Self {
+    fn new(index: usize, name: String, queue: Arc<dyn Queue>, watcher: Arc<Watcher>) -> Self {
         let (lead, free) = (Mutex::default(), Condvar::new());
         let (looks, since, leader) = (AtomicU64::new(1), AtomicU64::new(0), AtomicU64::new(0));
         let (place, habits) = (Mutex::default(), Mutex::default());
-        Self { index, queue, lead, free, looks, since, leader, watcher, place, habits }
+        Self { index, name, queue, lead, free, looks, since, leader, watcher, place, habits }
     }
 
     /// Leaves the place to others.
@@ -620,15 +631,13 @@ impl Seat {
     /// The same, by the thread that has it and goes to sleep.
     fn rest(&self) {
         let place = self.place.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let slice = place.as_ref().and_then(Turn::slice_after);
-        drop(place);
-        if let Some(slice) = slice {
-            crate::slice::set(slice);
+        if let Some(turn) = place {
+            crate::slice::set(turn.end());
         }
     }
 
-    /// Returns with a place, which may be the one of the last request.
-    fn enter(&self, share: &Member) {
+    /// Returns with a place, which may be the one of the last request. What is to be ended when this one is served, if it is measured.
+    fn enter(&self, share: &Member, opcode: u32, bytes: u64) -> Option<Sample> {
         let mut place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
         if !place.as_mut().is_some_and(Turn::goes_on) {
             drop(place.take());
@@ -638,9 +647,9 @@ impl Seat {
             place = self.place.lock().unwrap_or_else(PoisonError::into_inner);
             *place = Some(turn);
         }
-        if let Some(slice) = place.as_ref().and_then(Turn::slice) {
-            crate::slice::set(slice);
-        }
+        let turn = place.as_ref()?;
+        crate::slice::set(turn.slice());
+        turn.begins(opcode, bytes)
     }
 
     fn lead(&self) -> MutexGuard<'_, Lead> {
@@ -692,11 +701,10 @@ impl Seat {
     fn add(self: &Arc<Self>, device: &Arc<Device>) -> std::io::Result<()> {
         self.lead().threads += 1;
         let (seat, device) = (self.clone(), device.clone());
-        let spawned =
-            std::thread::Builder::new().name(format!("virtiofs-{}", self.index)).spawn(move || {
-                seat.run(&device);
-                seat.lead().threads -= 1;
-            });
+        let spawned = std::thread::Builder::new().name(self.name.clone()).spawn(move || {
+            seat.run(&device);
+            seat.lead().threads -= 1;
+        });
         if let Err(error) = spawned {
             self.lead().threads -= 1;
             return Err(error);
@@ -778,6 +786,7 @@ impl Seat {
                 }
                 device.options.limits.charge(bytes);
             }
+            let mut sample = None;
             if may_wait(opcode) {
                 // It would keep the place from those who have something to do, and the guest from what it was given back.
                 self.queue.flush();
@@ -790,12 +799,15 @@ impl Seat {
                     return true;
                 }
             } else if let Some(share) = share {
-                self.enter(share);
+                sample = self.enter(share, opcode, bytes);
             }
             // Before it is asked whether anybody looks.
             self.since.store(self.looks.load(Ordering::Relaxed), Ordering::SeqCst);
             self.watcher.wake();
             device.serve(chain, scratch);
+            if let Some(sample) = sample {
+                sample.end();
+            }
             if !self.is_led_by(leader) {
                 return true; // deposed meanwhile
             }

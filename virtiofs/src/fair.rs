@@ -1,5 +1,5 @@
 //! Who is served next, of tenants that share processors by weight: start-time fair queueing (Goyal, Vin, Cheng, SIGCOMM 1996) of what their
-//! requests have really cost.
+//! requests cost: each as one of its kind does as a rule (`price.rs`), so that nobody pays for what others do to its requests.
 //!
 //! Here are neither threads nor clocks: times and costs come in as nanoseconds, and the same calls give the same order.
 //! `share.rs` has the threads, and measures.
@@ -7,6 +7,9 @@
 //! Each tenant has had its share up to a *tag*, in virtual time: what it was charged, divided by its weight. Of those who wait, the one
 //! with the least tag is next. What was not used is kept as credit for a while, and so is bounded what a tenant can ask for at once that comes
 //! back after a pause. One that has most of its credit is *polite*: it does not wait for a place at all.
+//!
+//! Who is behind its share need not be one that asks for little: floods whose guests cannot ask fast enough are all behind theirs. So it is also
+//! kept how much of a processor each has used lately. One that has used only a small part of its share is *light*: it goes before the polite.
 
 /// How far a tenant of weight 1 may get ahead of one that waits: handing a place over costs a wake-up.
 pub(crate) const QUANTUM: f64 = 200e3;
@@ -17,6 +20,13 @@ const CREDIT: f64 = 4e6;
 const CREDIT_LEAST: f64 = 100e3;
 /// Who has waited for so long is next, whatever it had.
 pub(crate) const PATIENCE: u64 = 500_000_000;
+
+/// What a tenant has used counts as lately for about so long.
+const LATELY: f64 = 20e6;
+/// Light is who has used less than this part of its share lately, and stays so up to the second part.
+const LIGHT: (f64, f64) = (0.25, 0.4);
+/// Who has used less than this lately does not count among those that share.
+const NOTHING: f64 = 50e3;
 
 #[derive(Debug)]
 struct Tenant {
@@ -32,11 +42,26 @@ struct Tenant {
     usual: f64,
     /// All that it was charged, in nanoseconds.
     charged: f64,
+    /// What it had used lately, at that time.
+    lately: f64,
+    noted: u64,
+    light: bool,
 }
 
 impl Tenant {
     fn is_active(&self) -> bool {
         self.waiting + self.running > 0
+    }
+
+    /// Whether it has asked for anything lately.
+    fn is_there(&self, now: u64) -> bool {
+        let fades = (4.0 * LATELY) as u64;
+        self.is_active() || self.lately > NOTHING && now.saturating_sub(self.noted) < fades
+    }
+
+    /// What it has used lately, which fades.
+    fn lately(&self, now: u64) -> f64 {
+        self.lately * (-(now.saturating_sub(self.noted) as f64) / LATELY).exp()
     }
 }
 
@@ -57,11 +82,20 @@ pub(crate) struct Fair {
     waiting: usize,
     /// The virtual time: the tag of the one that began last.
     clock: f64,
+    /// The last time that was told.
+    now: u64,
 }
 
 impl Fair {
     pub(crate) fn new(places: usize) -> Self {
-        Self { tenants: Vec::new(), places: places.max(1), running: 0, waiting: 0, clock: 0.0 }
+        Self {
+            tenants: Vec::new(),
+            places: places.max(1),
+            running: 0,
+            waiting: 0,
+            clock: 0.0,
+            now: 0,
+        }
     }
 
     /// One more tenant; its number.
@@ -74,6 +108,9 @@ impl Fair {
             since: 0,
             usual: 0.0,
             charged: 0.0,
+            lately: 0.0,
+            noted: self.now,
+            light: true,
         });
         self.tenants.len() - 1
     }
@@ -99,6 +136,35 @@ impl Fair {
         had < self.clock && had <= self.clock - self.credit(tenant) / 2.0
     }
 
+    /// So late it is.
+    pub(crate) fn at(&mut self, now: u64) {
+        self.now = self.now.max(now);
+    }
+
+    /// Whether it has used only a small part of its share lately.
+    pub(crate) fn is_light(&self, tenant: usize) -> bool {
+        self.tenants[tenant].light
+    }
+
+    /// Whether others have used anything lately, or want to.
+    pub(crate) fn has_rivals(&self, tenant: usize) -> bool {
+        let mut others = self.tenants.iter().enumerate().filter(|(other, _)| *other != tenant);
+        others.any(|(_, other)| other.is_there(self.now))
+    }
+
+    /// It has used so much more, or nothing for a while.
+    fn note(&mut self, tenant: usize, cost: f64) {
+        let now = self.now;
+        let all = self.tenants.iter().enumerate();
+        let all = all.filter(|(index, other)| *index == tenant || other.is_there(now));
+        let all: f64 = all.map(|(_, other)| other.weight).sum();
+        let own = &mut self.tenants[tenant];
+        own.lately = own.lately(now) + cost;
+        own.noted = now;
+        let part = if own.light { LIGHT.1 } else { LIGHT.0 };
+        own.light = own.lately < part * LATELY * self.places as f64 * own.weight / all;
+    }
+
     fn begin(&mut self, tenant: usize, tag: f64, now: u64) -> Account {
         self.clock = self.clock.max(tag);
         self.running += 1;
@@ -111,14 +177,20 @@ impl Fair {
 
     /// A thread of a tenant wants a place: it has one, or waits for what [`next`](Self::next) says.
     pub(crate) fn ask(&mut self, tenant: usize, now: u64) -> Option<Account> {
-        let is_let_in = || {
-            self.running < 2 * self.places
-                && self.tenants[tenant].running == 0
-                && self.is_polite(tenant)
-        };
-        if self.running < self.places && self.waiting == 0 || is_let_in() {
-            let tag = self.tag(tenant);
+        self.at(now);
+        self.note(tenant, 0.0);
+        let (tag, clock) = (self.tag(tenant), self.clock);
+        if self.running < self.places && self.waiting == 0 {
             return Some(self.begin(tenant, tag, now));
+        }
+        let is_let_in = self.tenants[tenant].running == 0
+            && (self.running < 2 * self.places && self.is_polite(tenant)
+                || self.running < 3 * self.places && self.is_light(tenant));
+        if is_let_in {
+            let account = self.begin(tenant, tag, now);
+            // A light one may be ahead of others, who do not lose by it what they have not used.
+            self.clock = clock;
+            return Some(account);
         }
         let own = &mut self.tenants[tenant];
         if own.waiting == 0 {
@@ -146,6 +218,7 @@ impl Fair {
 
     /// If there is a free place and somebody waits: who gets it.
     pub(crate) fn next(&mut self, now: u64) -> Option<(usize, Account)> {
+        self.at(now);
         if self.running >= self.places || self.waiting == 0 {
             return None;
         }
@@ -165,6 +238,7 @@ impl Fair {
         own.had += (cost - std::mem::take(&mut account.advance)) / own.weight;
         own.charged += cost;
         account.used += cost;
+        self.note(tenant, cost);
     }
 
     /// The same while nobody waited: it took nothing from anybody, and owes little for it. The virtual time goes on with whoever has
@@ -186,6 +260,7 @@ impl Fair {
         let own = &mut self.tenants[tenant];
         own.had = tag + cost / own.weight;
         own.charged += cost;
+        self.note(tenant, cost);
     }
 
     /// Whether a place is kept for one more request, after `more` was used beside what was charged.
@@ -195,7 +270,7 @@ impl Fair {
             return true;
         }
         // Somebody was let in: those that have used their share make room for it.
-        if crowded && !self.is_polite(tenant) {
+        if crowded && !self.is_polite(tenant) && !self.is_light(tenant) {
             return false;
         }
         let own = &self.tenants[tenant];

@@ -28,6 +28,7 @@ pub mod limits;
 pub mod measure;
 pub mod memory;
 pub mod pace;
+mod price;
 pub mod remote;
 pub mod sandbox;
 pub mod share;

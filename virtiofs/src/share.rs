@@ -4,22 +4,27 @@
 //! quantum ahead of somebody who waits. A tenant that has asked for little lately does not wait at all: so many more
 //! threads may serve as there are places, for those.
 //!
-//! A tenant is charged for the processor that its thread used (`usage.rs`), and for what it waited in a request with its place: not for what
-//! it was kept from the processor by others. As long as nobody waits for a place nothing is measured; reading these clocks are
-//! system calls.
+//! A tenant is charged for each request what one of its kind costs as a rule (`price.rs`). That is measured: the processor that a thread
+//! used (`usage.rs`), and what it waited in a request with its place, not what it was kept from the processor by others. Who uses far more than the price is
+//! charged for that. As long as nobody waits for a place nothing is measured; reading these clocks are system calls. What is used between two turns
+//! nobody is charged for: who has the smallest share changes most often.
 //!
 //! Who has the places is known behind one lock, and a thread that the kernel takes from the processor while it has that keeps all others from asking, for
-//! milliseconds on a busy machine. A tenant that need not wait for a place does not wait for that either: it was left a *pass* for one turn, and what that cost is
-//! charged at its end.
+//! milliseconds on a busy machine. A tenant that asks for little (*light*, in `fair.rs`) does not wait for that either: it was left a *pass* for one turn, and what
+//! that cost is charged at its end, or, if somebody has the lock then too, later.
+//!
+//! The kernel is told as well who asks for little (`slice.rs`): where threads of tenants want more processors than there are, it is the kernel that decides.
 //!
 //! One of those that wait looks after those that have the places, each [`WATCH`]: one that waits in a request, for a disk or for
 //! other nodes, loses its place, and one that works on is charged for what it has used so far.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use crate::fair::{Account, Fair};
+use crate::price::{self, Kind, Prices};
 use crate::slice::Slice;
 use crate::usage::{Reading, Thread};
 
@@ -38,8 +43,38 @@ const NOISE: u64 = 50_000;
 /// Requests after which one that nobody wants to have its place looks at the clock, and how long it has it before the kernel is told that it is
 /// busy.
 const BUSY: (u32, Duration) = (32, Duration::from_millis(1));
+/// What a tenant may use by passes, in nanoseconds, before it is charged.
+const OWED_MAX: u64 = 200_000;
 /// Weights.
 pub const WEIGHT_MAX: u32 = 1000;
+
+thread_local! {
+    /// How many requests the calling thread has served, of those that might have been measured.
+    static SERVED: Cell<u32> = const { Cell::new(0) };
+}
+
+/// What a thread used from one reading to the other, `passed` nanoseconds later: of a processor, and asleep as far as that `keeps` others from a place.
+fn cost(before: Reading, after: Reading, passed: u64, keeps: bool) -> u64 {
+    let used = after.processor.saturating_sub(before.processor);
+    let waited = passed.saturating_sub(used);
+    if waited <= NOISE || !keeps {
+        return used;
+    }
+    let (kept_off, Some((before, after))) = (
+        before.kept_off.zip(after.kept_off).map(|(before, after)| after.saturating_sub(before)),
+        before.switches.zip(after.switches),
+    ) else {
+        return used;
+    };
+    // Who did not go to sleep was kept from the processor by others. Of who did, the kernel knows for how long it was, after that.
+    let most = match (after.slept > before.slept, kept_off, after.pushed > before.pushed) {
+        (false, ..) => 0,
+        (true, Some(kept_off), _) => waited.saturating_sub(kept_off).min(WAIT_MAX),
+        (true, None, true) => DOUBT_MAX,
+        (true, None, false) => WAIT_MAX,
+    };
+    used + waited.min(most)
+}
 
 /// A place that somebody has.
 #[derive(Debug)]
@@ -49,36 +84,32 @@ struct Place {
     thread: Thread,
     /// When it was charged last, in nanoseconds since the start.
     at: u64,
+    /// The prices of all requests that were begun in it, in nanoseconds, and what of that was charged.
+    asked: Arc<AtomicU64>,
+    charged: u64,
     /// What its thread had used then. None while nobody waits for the place.
     measured: Option<Reading>,
+    /// Somebody came for it since it was charged last. What was before that was charged by the clock.
+    settled: bool,
     /// It waits in a request, and others have its place.
     lost: bool,
 }
 
 impl Place {
-    /// What it cost from the last time until now, if that was measured.
-    fn cost(&self, now: u64, reading: Option<Reading>) -> Option<u64> {
-        let (before, after) = self.measured.zip(reading)?;
-        let used = after.processor.saturating_sub(before.processor);
-        let waited = now.saturating_sub(self.at).saturating_sub(used);
+    /// The prices that were not charged yet.
+    fn due(&self) -> u64 {
+        self.asked.load(Ordering::Relaxed).saturating_sub(self.charged)
+    }
+
+    /// What is due from the last time until now, if it is known of what.
+    fn cost(&self, now: u64, reading: Option<Reading>) -> Option<f64> {
+        let due = self.due() as f64;
+        let Some((before, after)) = self.measured.zip(reading) else {
+            return self.settled.then_some(due);
+        };
         // One that has no place keeps nobody from it.
-        if waited <= NOISE || self.lost {
-            return Some(used);
-        }
-        let (kept_off, Some((before, after))) = (
-            before.kept_off.zip(after.kept_off).map(|(before, after)| after.saturating_sub(before)),
-            before.switches.zip(after.switches),
-        ) else {
-            return Some(used);
-        };
-        // Who did not go to sleep was kept from the processor by others. Of who did, the kernel knows for how long it was, after that.
-        let most = match (after.slept > before.slept, kept_off, after.pushed > before.pushed) {
-            (false, ..) => 0,
-            (true, Some(kept_off), _) => waited.saturating_sub(kept_off).min(WAIT_MAX),
-            (true, None, true) => DOUBT_MAX,
-            (true, None, false) => WAIT_MAX,
-        };
-        Some(used + waited.min(most))
+        let passed = now.saturating_sub(self.at);
+        Some(price::bill(due, cost(before, after, passed, !self.lost) as f64))
     }
 }
 
@@ -89,8 +120,31 @@ struct Guests {
     wake: Arc<Condvar>,
     /// For how long its threads have waited for places, in nanoseconds.
     waited: u64,
+    ease: Arc<Ease>,
+}
+
+/// What a tenant's threads may know without the lock.
+#[derive(Debug, Default)]
+struct Ease {
     /// It may take one turn without asking, whoever has the lock.
-    pass: Arc<AtomicBool>,
+    pass: AtomicBool,
+    /// What such turns took and it was not charged yet, in nanoseconds.
+    owed: AtomicU64,
+    /// It is not light.
+    floods: AtomicBool,
+    /// Others ask as well.
+    rivals: AtomicBool,
+}
+
+impl Ease {
+    /// What the kernel shall know of its threads.
+    fn slice(&self) -> Slice {
+        match (self.floods.load(Ordering::Relaxed), self.rivals.load(Ordering::Relaxed)) {
+            (false, _) => Slice::Short,
+            (true, false) => Slice::Usual,
+            (true, true) => Slice::Last,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -106,13 +160,15 @@ struct State {
 }
 
 impl State {
-    /// Gives free places away.
-    fn give(&mut self, now: u64) {
+    /// Gives free places away; those that are to be woken. Not here: they would meet the lock.
+    fn give(&mut self, now: u64) -> Vec<Arc<Condvar>> {
+        let mut wakes = Vec::new();
         while let Some((tenant, account)) = self.fair.next(now) {
             let guests = &mut self.tenants[tenant];
             guests.given.push(account);
-            guests.wake.notify_one();
+            wakes.push(guests.wake.clone());
         }
+        wakes
     }
 
     fn take(&mut self, place: Place) -> usize {
@@ -126,15 +182,23 @@ impl State {
 
     /// Charges for what was used since the last time, as far as `reading` says, from which it is measured on.
     fn charge(&mut self, number: usize, now: u64, reading: Option<Reading>) {
+        self.fair.at(now);
         let Some(place) = self.places.get_mut(number).and_then(Option::as_mut) else { return };
         let passed = now.saturating_sub(place.at);
-        match place.cost(now, reading) {
+        let cost = place.cost(now, reading);
+        let due = place.due() as f64;
+        place.charged += due as u64;
+        place.settled = false;
+        match cost {
             Some(cost) if !self.fair.is_sought() => {
-                self.fair.charge_alone(place.tenant, &mut place.account, cost as f64);
+                self.fair.charge_alone(place.tenant, &mut place.account, cost);
             }
-            Some(cost) => self.fair.charge(place.tenant, &mut place.account, cost as f64),
+            Some(cost) => self.fair.charge(place.tenant, &mut place.account, cost),
             None if place.lost => {}
-            None => self.fair.charge_alone(place.tenant, &mut place.account, passed as f64),
+            None => {
+                let cost = price::bill(due, passed as f64);
+                self.fair.charge_alone(place.tenant, &mut place.account, cost);
+            }
         }
         let old = place.measured;
         place.at = now;
@@ -158,6 +222,9 @@ impl State {
             if place.measured.is_none() {
                 self.charge(number, now, None);
             }
+            if let Some(place) = &mut self.places[number] {
+                place.settled = true;
+            }
         }
     }
 
@@ -174,15 +241,33 @@ impl State {
 
     /// A turn of a tenant has ended: whether it may take the next one without asking.
     fn leave_pass(&self, tenant: usize) {
-        let may = self.fair.is_polite(tenant);
-        self.tenants[tenant].pass.store(may, Ordering::Relaxed);
+        self.note(tenant);
+        self.tenants[tenant].ease.pass.store(self.fair.is_light(tenant), Ordering::Relaxed);
     }
 
-    /// Whether a place may be kept, after so much was used that was not charged yet.
-    fn goes_on(&self, number: usize, more: u64, now: u64) -> bool {
+    /// What its threads shall know.
+    fn note(&self, tenant: usize) {
+        let ease = &self.tenants[tenant].ease;
+        let floods = !self.fair.is_light(tenant);
+        ease.floods.store(floods, Ordering::Relaxed);
+        ease.rivals.store(floods && self.fair.has_rivals(tenant), Ordering::Relaxed);
+    }
+
+    /// Charges a tenant for what its passes took.
+    fn collect(&mut self, tenant: usize, now: u64) {
+        let owed = self.tenants[tenant].ease.owed.swap(0, Ordering::Relaxed);
+        if owed > 0 {
+            self.fair.at(now);
+            self.fair.pass(tenant, owed as f64);
+        }
+    }
+
+    /// Whether a place may be kept, after what was used that was not charged yet: in so much time, of which nobody knows whether it was used.
+    fn goes_on(&self, number: usize, passed: u64, now: u64) -> bool {
         let place = self.places.get(number).and_then(Option::as_ref);
         place.is_some_and(|place| {
-            !place.lost && self.fair.goes_on(place.tenant, &place.account, more as f64, now)
+            let more = price::bill(place.due() as f64, passed as f64);
+            !place.lost && self.fair.goes_on(place.tenant, &place.account, more, now)
         })
     }
 
@@ -251,6 +336,7 @@ pub struct Share {
     crowded: AtomicBool,
     /// Threads that have lost their place in a request, and may not begin another in it.
     lost: AtomicUsize,
+    prices: Prices,
     start: Instant,
 }
 
@@ -265,6 +351,7 @@ impl Share {
             waiting: AtomicUsize::new(0),
             crowded: AtomicBool::new(false),
             lost: AtomicUsize::new(0),
+            prices: Prices::new(),
             start: Instant::now(),
         })
     }
@@ -281,9 +368,9 @@ impl Share {
     pub fn join(self: &Arc<Self>, weight: u32) -> Member {
         let mut state = self.state();
         let index = state.fair.join(weight.clamp(1, WEIGHT_MAX).into());
-        let (given, wake, pass) = (Vec::new(), Arc::new(Condvar::new()), Arc::default());
-        state.tenants.push(Guests { given, wake, waited: 0, pass: Arc::clone(&pass) });
-        Member { share: self.clone(), index, pass }
+        let (given, wake, ease) = (Vec::new(), Arc::new(Condvar::new()), Arc::default());
+        state.tenants.push(Guests { given, wake, waited: 0, ease: Arc::clone(&ease) });
+        Member { share: self.clone(), index, ease }
     }
 }
 
@@ -292,34 +379,45 @@ impl Share {
 pub struct Member {
     share: Arc<Share>,
     index: usize,
-    pass: Arc<AtomicBool>,
+    ease: Arc<Ease>,
 }
 
 impl Member {
     /// Waits for a place.
     pub fn turn(&self) -> Turn {
         let share = &self.share;
+        let pass = || self.ease.pass.swap(false, Ordering::Relaxed);
+        let by_pass = || {
+            let held = Held::Pass(Thread::own().processor());
+            self.begun(held, Arc::default(), Slice::Short)
+        };
+        // Where somebody waits, somebody has the lock, or will have when this thread is in the middle of what it does with it.
+        if self.is_sought() && pass() {
+            return by_pass();
+        }
         // Before anything is locked: to read these clocks takes system calls.
         let reading = if self.is_sought() { Reading::own() } else { None };
         let mut state = match share.state.try_lock() {
             Ok(state) => state,
             Err(TryLockError::Poisoned(state)) => state.into_inner(),
-            Err(TryLockError::WouldBlock) if self.pass.swap(false, Ordering::Relaxed) => {
-                return self.begun(Held::Pass(Reading::own()), Some(Slice::Short));
-            }
+            Err(TryLockError::WouldBlock) if pass() => return by_pass(),
             Err(TryLockError::WouldBlock) => share.state(),
         };
-        self.pass.store(false, Ordering::Relaxed);
+        self.ease.pass.store(false, Ordering::Relaxed);
         let now = share.now();
         state.settle(now);
-        let Some(account) = state.fair.ask(self.index, now) else {
+        state.collect(self.index, now);
+        let asked = state.fair.ask(self.index, now);
+        state.note(self.index);
+        let Some(account) = asked else {
             return self.wait(state, now);
         };
         share.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
         let sought = self.is_sought();
-        let number = state.take(self.place(account, reading.filter(|_| sought)));
+        let place = self.place(account, reading.filter(|_| sought));
+        let (asked, number) = (Arc::clone(&place.asked), state.take(place));
         drop(state);
-        self.begun(Held::Place(number), sought.then_some(Slice::Short))
+        self.begun(Held::Place(number), asked, self.ease.slice())
     }
 
     fn wait<'a>(&'a self, mut state: MutexGuard<'a, State>, since: u64) -> Turn {
@@ -346,18 +444,21 @@ impl Member {
         share.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
         drop(state);
         let measured = if self.is_sought() { Reading::own() } else { None };
-        let number = share.state().take(self.place(account, measured));
-        self.begun(Held::Place(number), Some(Slice::Usual))
+        let place = self.place(account, measured);
+        let (asked, number) = (Arc::clone(&place.asked), share.state().take(place));
+        self.begun(Held::Place(number), asked, self.ease.slice())
     }
 
     fn place(&self, account: Account, measured: Option<Reading>) -> Place {
-        let (thread, at) = (Thread::own(), self.share.now());
-        Place { tenant: self.index, account, thread, at, measured, lost: false }
+        let (tenant, thread, at) = (self.index, Thread::own(), self.share.now());
+        let (asked, charged, settled, lost) = (Arc::default(), 0, false, false);
+        Place { tenant, account, thread, at, asked, charged, measured, settled, lost }
     }
 
-    fn begun(&self, held: Held, slice: Option<Slice>) -> Turn {
+    fn begun(&self, held: Held, asked: Arc<AtomicU64>, slice: Slice) -> Turn {
         let check = self.share.now() + CHECK;
-        Turn { member: self.clone(), held, since: Instant::now(), requests: 0, slice, check }
+        let (member, since) = (self.clone(), Instant::now());
+        Turn { member, held, asked, since, requests: 0, slice, check }
     }
 
     /// Whether anybody waits for a place: then nobody should look for requests in it.
@@ -367,7 +468,8 @@ impl Member {
 
     /// The time that it was charged for: for tests and figures.
     pub fn used(&self) -> Duration {
-        Duration::from_nanos(self.share.state().fair.charged(self.index) as u64)
+        let charged = self.share.state().fair.charged(self.index) as u64;
+        Duration::from_nanos(charged + self.ease.owed.load(Ordering::Relaxed))
     }
 
     /// For how long its threads have waited for a place, all of them together.
@@ -396,7 +498,7 @@ impl Share {
             seen.into_iter().map(|(number, at, r, sleeps)| state.judge(number, at, now, r, sleeps));
         let lost = judged.filter(|lost| *lost).count();
         self.lost.fetch_add(lost, Ordering::Relaxed);
-        state.give(now);
+        state.give(now).iter().for_each(|wake| wake.notify_one());
         self.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
         state
     }
@@ -407,8 +509,8 @@ impl Share {
 enum Held {
     /// The place of that number.
     Place(usize),
-    /// A pass, and what its thread had used when it took it.
-    Pass(Option<Reading>),
+    /// A pass, and what its thread had used when it took it, in nanoseconds.
+    Pass(Option<u64>),
 }
 
 /// A place, until it is dropped.
@@ -416,24 +518,40 @@ enum Held {
 pub struct Turn {
     member: Member,
     held: Held,
+    /// The prices of its requests so far, in nanoseconds.
+    asked: Arc<AtomicU64>,
     since: Instant,
     /// Served since then.
     requests: u32,
-    slice: Option<Slice>,
+    slice: Slice,
     /// When it asks again whether it may go on.
     check: u64,
 }
 
 impl Turn {
-    /// What the kernel should be told of the thread that has it: whether it is one that is waited for, or one that is busy. None: as it is.
-    pub fn slice(&self) -> Option<Slice> {
+    /// What the kernel should be told of the thread that has it: whether it is one that is waited for, or one that is busy.
+    pub fn slice(&self) -> Slice {
         self.slice
     }
 
-    /// The same at its end, for a thread that goes to sleep.
-    pub fn slice_after(&self) -> Option<Slice> {
-        let brief = self.slice.is_none() && self.since.elapsed() < BUSY.1;
-        brief.then_some(Slice::Short)
+    /// Ends it. What the kernel should be told of the thread, which goes to sleep.
+    pub fn end(self) -> Slice {
+        let ease = Arc::clone(&self.member.ease);
+        drop(self);
+        ease.slice()
+    }
+
+    /// A request is served in it now: it is charged what that costs as a rule. Something to be [ended](Sample::end) when it is done, if it is measured.
+    pub fn begins(&self, opcode: u32, bytes: u64) -> Option<Sample> {
+        let (share, kind) = (&self.member.share, Kind::new(opcode, bytes));
+        self.asked.fetch_add(share.prices.of(kind) as u64, Ordering::Relaxed);
+        if !self.member.is_sought() {
+            return None;
+        }
+        let number = SERVED.get();
+        SERVED.set(number.wrapping_add(1));
+        let before = if share.prices.wants(kind, number) { Reading::own() } else { None };
+        before.map(|before| Sample { share: Arc::clone(share), kind, at: share.now(), before })
     }
 
     /// Whether it may be kept for one more request.
@@ -447,8 +565,11 @@ impl Turn {
         }
         if quiet {
             self.requests += 1;
-            if self.requests.is_multiple_of(BUSY.0) && self.since.elapsed() >= BUSY.1 {
-                self.slice = Some(Slice::Usual);
+            if self.requests.is_multiple_of(BUSY.0)
+                && self.slice == Slice::Short
+                && self.since.elapsed() >= BUSY.1
+            {
+                self.slice = Slice::Usual;
             }
             return true;
         }
@@ -474,14 +595,44 @@ impl Turn {
     }
 }
 
+/// A request that is measured.
+#[derive(Debug)]
+pub struct Sample {
+    share: Arc<Share>,
+    kind: Kind,
+    at: u64,
+    before: Reading,
+}
+
+impl Sample {
+    /// The calling thread, which has begun it, has served it.
+    pub fn end(self) {
+        let passed = self.share.now().saturating_sub(self.at);
+        if let Some(after) = Reading::own() {
+            self.share.prices.learn(self.kind, cost(self.before, after, passed, true) as f64);
+        }
+    }
+}
+
 impl Turn {
     /// The end of a turn by a pass, which kept nobody from a place.
-    fn end_pass(&self, before: Option<Reading>) {
-        let used = Reading::own().zip(before).map(|(now, before)| now.processor - before.processor);
+    fn end_pass(&self, before: Option<u64>) {
+        let used = Thread::own().processor().zip(before).map(|(now, before)| now - before);
         let used = used.unwrap_or_else(|| nanos(self.since.elapsed()));
-        let mut state = self.member.share.state();
-        state.fair.pass(self.member.index, used as f64);
-        state.leave_pass(self.member.index);
+        let used = price::bill(self.asked.load(Ordering::Relaxed) as f64, used as f64) as u64;
+        let Member { share, index, ease } = &self.member;
+        let owed = ease.owed.fetch_add(used, Ordering::Relaxed) + used;
+        let mut state = match share.state.try_lock() {
+            Ok(state) => state,
+            Err(TryLockError::Poisoned(state)) => state.into_inner(),
+            Err(TryLockError::WouldBlock) if owed < OWED_MAX => {
+                ease.pass.store(true, Ordering::Relaxed);
+                return;
+            }
+            Err(TryLockError::WouldBlock) => share.state(),
+        };
+        state.collect(*index, share.now());
+        state.leave_pass(*index);
     }
 
     fn end_place(&self, number: usize) {
@@ -490,6 +641,7 @@ impl Turn {
             let place = state.places.get(number).and_then(Option::as_ref);
             place.map(|place| (place.thread, place.measured.is_some()))
         };
+        // The watch may end the turn of another thread.
         let seen = place(&share.state());
         let reading = match seen {
             Some((thread, true)) => Reading::of(thread),
@@ -505,9 +657,11 @@ impl Turn {
             Some(place) => state.fair.leave(place.tenant, place.account),
             None => {}
         }
-        state.give(now);
+        let wakes = state.give(now);
         state.leave_pass(self.member.index);
         share.crowded.store(state.fair.is_crowded(), Ordering::Relaxed);
+        drop(state);
+        wakes.iter().for_each(|wake| wake.notify_one());
     }
 }
 
@@ -574,6 +728,8 @@ mod tests {
             stuck.used()
         });
         told.recv().unwrap();
+        // One that asks for little would not wait.
+        share.state().fair.pass(other.index, 1e15);
         for _ in 0..3 {
             // As long as it takes: the other one does not come back before it is told to.
             let mut turn = other.turn();
@@ -591,7 +747,7 @@ mod tests {
     fn who_need_not_wait_waits_for_no_lock() {
         let share = Share::new(1);
         let (flood, polite) = (share.join(1), share.join(1));
-        let taken = |member: &Member| member.pass.load(Ordering::Relaxed);
+        let taken = |member: &Member| member.ease.pass.load(Ordering::Relaxed);
         {
             // The one has used its share many times over, beside somebody who waits; the other one nothing.
             let mut state = share.state();
@@ -618,6 +774,94 @@ mod tests {
         let (used, again) = thread.join().unwrap();
         assert!(used > Duration::ZERO && again, "{used:?}");
         assert!(share.state().fair.is_idle());
+    }
+
+    /// Not even at the end of its turn: what that cost is charged when the lock is free, and no more than so much is left until then.
+    #[test]
+    fn who_need_not_wait_pays_later_where_others_have_the_lock() {
+        let share = Share::new(1);
+        let polite = share.join(1);
+        drop(polite.turn());
+        assert!(polite.ease.pass.load(Ordering::Relaxed));
+        let locked = share.state();
+        let before = locked.fair.charged(polite.index);
+        std::thread::scope(|scope| {
+            let ended = scope.spawn(|| {
+                drop(polite.turn());
+                drop(polite.turn());
+            });
+            ended.join().unwrap();
+        });
+        assert!(polite.ease.owed.load(Ordering::Relaxed) > 0);
+        assert!(locked.fair.charged(polite.index) <= before, "nobody could charge it");
+        drop(locked);
+        drop(polite.turn());
+        assert_eq!(polite.ease.owed.load(Ordering::Relaxed), 0);
+        assert!(share.state().fair.charged(polite.index) > before);
+        assert!(share.state().fair.is_idle());
+    }
+
+    /// Whatever a thread used meanwhile, as long as it is no multiple of that.
+    #[test]
+    fn a_request_is_charged_at_its_price() {
+        let reading = |processor| Some(Reading { processor, kept_off: None, switches: None });
+        let share = Share::new(1);
+        let (member, other) = (share.join(1), share.join(1));
+        let kind = Kind::new(15, 4096);
+        (0..100).for_each(|_| share.prices.learn(kind, 20e3));
+        let turn = member.turn();
+        let Held::Place(number) = turn.held else { panic!("{turn:?}") };
+        assert!(turn.begins(15, 4096).is_none(), "nobody waits, and nothing is measured");
+        let mut state = share.state();
+        // Somebody comes. What was until then is charged by the clock.
+        let now = share.now();
+        state.settle(now);
+        assert!(state.fair.ask(other.index, now).is_some(), "one that has used nothing");
+        assert!(state.fair.ask(other.index, now).is_none(), "and another thread of it waits");
+        let before = state.fair.charged(member.index);
+        drop(state);
+        let serve = |measured: u64, due: f64| {
+            turn.begins(15, 4096);
+            turn.begins(15, 4096);
+            let mut state = share.state();
+            let before = state.fair.charged(member.index);
+            state.charge(number, now, reading(measured));
+            let charged = state.fair.charged(member.index) - before;
+            assert!((charged - due).abs() < 2.0, "{charged} at {measured}");
+        };
+        assert!((share.state().fair.charged(member.index) - before).abs() < 1.0);
+        serve(5_000_000, 40e3);
+        serve(5_010_000, 40e3);
+        serve(5_070_000, 40e3);
+        serve(5_170_000, 40e3);
+        // Five milliseconds, of which three times the price are let pass.
+        serve(10_170_000, 4.88e6);
+        // Nothing more was asked for: a request that goes on.
+        let mut state = share.state();
+        let before = state.fair.charged(member.index);
+        state.charge(number, now, reading(11_170_000));
+        assert!((state.fair.charged(member.index) - before - 1e6).abs() < 1.0);
+    }
+
+    /// One thread waits for the only place, and the other one's requests are measured.
+    #[test]
+    fn what_is_served_while_somebody_waits_is_learnt() {
+        let share = Share::new(1);
+        let member = share.join(1);
+        let turn = member.turn();
+        share.waiting.fetch_add(1, Ordering::Relaxed);
+        let kind = Kind::new(3, 0);
+        let guess = share.prices.of(kind);
+        let (thread, work) = (Thread::own(), 3_000_000);
+        for _ in 0..3 {
+            let sample = turn.begins(3, 0).expect("nothing is known of it");
+            let begun = thread.processor().unwrap();
+            while thread.processor().unwrap() - begun < work {}
+            sample.end();
+        }
+        let price = share.prices.of(kind);
+        assert!(price >= work as f64 && price > guess, "{price}");
+        share.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// One of them looks after the others at a time, and when it has its place the next one does: each of these gets it only when
@@ -651,15 +895,13 @@ mod tests {
             switches: Some(Switches { slept, pushed: 0 }),
         };
         let cost = |kept_off, slept| {
-            let measured = Some(reading(0, Some(5 * ms), 0));
-            let (account, thread) = (Account::default(), Thread::own());
-            let place = Place { tenant: 0, account, thread, at: 0, measured, lost: false };
-            place.cost(10 * ms, Some(reading(ms, kept_off, slept)))
+            let (before, after) = (reading(0, Some(5 * ms), 0), reading(ms, kept_off, slept));
+            cost(before, after, 10 * ms, true)
         };
-        assert_eq!(cost(Some(13_900_000), 1), Some(1_100_000));
-        assert_eq!(cost(Some(13_900_000), 0), Some(ms), "it did not sleep at all");
-        assert_eq!(cost(Some(5 * ms), 1), Some(5 * ms), "for so much at most, of what it slept");
-        assert_eq!(cost(None, 1), Some(5 * ms), "the kernel does not say");
+        assert_eq!(cost(Some(13_900_000), 1), 1_100_000);
+        assert_eq!(cost(Some(13_900_000), 0), ms, "it did not sleep at all");
+        assert_eq!(cost(Some(5 * ms), 1), 5 * ms, "for so much at most, of what it slept");
+        assert_eq!(cost(None, 1), 5 * ms, "the kernel does not say");
     }
 
     /// Who had to share once, and was alone for long after that, owes nothing for it.
@@ -677,7 +919,10 @@ mod tests {
             account,
             thread: Thread::own(),
             at,
+            asked: Arc::default(),
+            charged: 0,
             measured,
+            settled: false,
             lost: false,
         };
         let account = state.fair.ask(long.index, 0).expect("a free place");
@@ -714,8 +959,8 @@ mod tests {
             drop(turn);
         });
         told.recv().unwrap();
-        // One may be let in beside it. Two are not.
-        let others: Vec<_> = (0..2)
+        // Two may be let in beside it. Three are not.
+        let others: Vec<_> = (0..3)
             .map(|_| {
                 let (other, over) = (share.join(1), done.clone());
                 std::thread::spawn(move || {

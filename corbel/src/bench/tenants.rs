@@ -3,8 +3,11 @@
 //! In life guests have processors of their own. Here those that flood beside the polite one are threads of lowest priority, so that they do not
 //! take the device's; and those whose shares are measured have the highest, so that it is the device for which they wait.
 //!
-//! A share is of the requests that were done, all of which cost the same. What the device has charged says nothing of it: while nobody else waits it looks at no
-//! thread's clock. Where a polite request waits is told apart: `flood_waits_for_place_us` is what it waited for the device to let it in; the rest is the kernel's.
+//! A share is of the requests that were done, all of which ask for the same: what guests see. What the device has charged says nothing of it, being counted by
+//! what is tested. The shares of the time of a processor that the threads of each device have had, as the kernel says, are told as well (`share_of_time_error`): they
+//! differ by what the same request costs more for who has the smallest share, since others have had the caches meanwhile, and more of its requests are the first of a turn.
+//!
+//! Where a polite request waits is told apart: `flood_waits_for_place_us` is what it waited for the device to let it in; the rest is the kernel's.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -190,8 +193,24 @@ fn polite(house: &mut House, flooded: bool, count: usize, seed: u64) -> Result<f
     })
 }
 
-/// How many requests each of the guests got done while all flooded.
-fn shares(house: &mut House, time: Duration, seed: u64) -> Result<Vec<f64>> {
+/// Nanoseconds of a processor that the threads of each of the devices have had, as the kernel says.
+fn processor(pid: u32, tenants: usize) -> Vec<f64> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+    let mut had = vec![0.0; tenants];
+    for task in tasks {
+        let text = |name| std::fs::read_to_string(task.path().join(name)).unwrap_or_default();
+        let (name, ran) = (text("comm"), text("schedstat"));
+        let tenant = name.trim().rsplit_once("-t").and_then(|(_, n)| n.parse::<usize>().ok());
+        let ran = ran.split(' ').next().and_then(|ran| ran.parse::<f64>().ok());
+        if let Some((had, ran)) = tenant.and_then(|n| had.get_mut(n)).zip(ran) {
+            *had += ran;
+        }
+    }
+    had
+}
+
+/// How much of a processor the devices had, and how many requests each of the guests got done, while all flooded.
+fn shares(house: &mut House, time: Duration, seed: u64) -> Result<(Vec<f64>, Vec<f64>)> {
     let stop = AtomicBool::new(false);
     let begun: Vec<AtomicUsize> = house.guests.iter().map(|_| AtomicUsize::new(0)).collect();
     std::thread::scope(|scope| {
@@ -206,15 +225,20 @@ fn shares(house: &mut House, time: Duration, seed: u64) -> Result<Vec<f64>> {
                 })
             })
             .collect();
-        let look =
+        let requests =
             || begun.iter().map(|begun| begun.load(Ordering::Relaxed) as f64).collect::<Vec<_>>();
+        let pid = house.child.id();
+        let look = || (processor(pid, begun.len()), requests());
         std::thread::sleep(RUN_UP);
         let before = look();
         std::thread::sleep(time);
         let after = look();
         stop.store(true, Ordering::Relaxed);
         floods.into_iter().try_for_each(joined)?;
-        Ok(after.into_iter().zip(before).map(|(after, before)| after - before).collect())
+        let since = |after: Vec<f64>, before: Vec<f64>| -> Vec<f64> {
+            after.into_iter().zip(before).map(|(after, before)| after - before).collect()
+        };
+        Ok((since(after.0, before.0), since(after.1, before.1)))
     })
 }
 
@@ -254,10 +278,12 @@ pub fn tenants(bench: &Bench<'_>) -> Result<Measured> {
     bench.out.step("  tenants of weights 1, 2 and 4");
     let mut house = House::start(&WEIGHTS, DEPTH_OF_SHARES, Some(1))?;
     let time = Duration::from_millis(if bench.quick { 300 } else { 1000 });
-    let mut errors = Vec::new();
+    let (mut errors, mut of_time) = (Vec::new(), Vec::new());
     for turn in 0..TURNS as u64 {
         crate::signals::check()?;
-        errors.push(error(&shares(&mut house, time, turn)?));
+        let (processor, requests) = shares(&mut house, time, turn)?;
+        errors.push(error(&requests));
+        of_time.push(error(&processor));
     }
     Ok(vec![
         ("alone_p99_us", middle(alone)),
@@ -265,5 +291,6 @@ pub fn tenants(bench: &Bench<'_>) -> Result<Measured> {
         ("flood_p99_ratio", middle(ratios)),
         ("flood_waits_for_place_us", middle(waits)),
         ("share_error", middle(errors)),
+        ("share_of_time_error", middle(of_time)),
     ])
 }

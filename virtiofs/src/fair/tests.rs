@@ -4,6 +4,7 @@ use std::collections::BinaryHeap;
 use base::random::Random;
 
 use super::*;
+use crate::price::{Kind, Prices, bill};
 
 const US: u64 = 1000;
 const MS: u64 = 1000 * US;
@@ -21,11 +22,24 @@ struct Plan {
     pause: Option<u64>,
     /// When it begins.
     from: u64,
+    /// Its requests are of that operation, and are charged at their price. Else each is charged what it costs.
+    operation: Option<u32>,
+    /// So much longer they seem to take than they cost: in parts of ten.
+    slower: u64,
 }
 
 impl Plan {
     fn flood(weight: u32, threads: usize, cost: (u64, u64)) -> Self {
-        Self { weight, threads, cost, long: (0, 0), pause: None, from: 0 }
+        Self {
+            weight,
+            threads,
+            cost,
+            long: (0, 0),
+            pause: None,
+            from: 0,
+            operation: None,
+            slower: 0,
+        }
     }
 
     fn longest(&self) -> u64 {
@@ -52,6 +66,7 @@ struct Seen {
 /// Threads, places and a clock that are none: each request takes as long as it costs.
 struct Play {
     fair: Fair,
+    prices: Prices,
     plans: Vec<Plan>,
     seen: Vec<Seen>,
     random: Random,
@@ -69,7 +84,8 @@ impl Play {
         }
         let seen = vec![Seen::default(); plans.len()];
         let (random, events, what) = (Random::new(seed), BinaryHeap::new(), Default::default());
-        let mut play = Self { fair, plans, seen, random, now: 0, events, what, last: 0 };
+        let prices = Prices::new();
+        let mut play = Self { fair, prices, plans, seen, random, now: 0, events, what, last: 0 };
         for tenant in 0..play.plans.len() {
             for _ in 0..play.plans[tenant].threads {
                 let at = play.plans[tenant].from + play.random.below(100 * US);
@@ -93,7 +109,8 @@ impl Play {
             plan.cost.0 + self.random.below(plan.cost.1 - plan.cost.0 + 1)
         };
         self.seen[tenant].served.push((self.now, cost));
-        self.at(self.now + cost, Event::Done(tenant, account, cost));
+        let took = cost + cost * plan.slower / 10;
+        self.at(self.now + took, Event::Done(tenant, account, took));
     }
 
     fn begin(&mut self, tenant: usize, account: Account) {
@@ -115,11 +132,19 @@ impl Play {
                         self.begin(tenant, account);
                     }
                 }
-                Event::Done(tenant, mut account, cost) => {
+                Event::Done(tenant, mut account, took) => {
+                    let cost = match self.plans[tenant].operation.map(|n| Kind::new(n, 0)) {
+                        None => took as f64,
+                        Some(kind) => {
+                            let price = self.prices.of(kind);
+                            self.prices.learn(kind, took as f64);
+                            bill(price, took as f64)
+                        }
+                    };
                     if self.fair.waiting > 0 {
-                        self.fair.charge(tenant, &mut account, cost as f64);
+                        self.fair.charge(tenant, &mut account, cost);
                     } else {
-                        self.fair.charge_alone(tenant, &mut account, cost as f64);
+                        self.fair.charge_alone(tenant, &mut account, cost);
                     }
                     let pause = self.plans[tenant].pause;
                     if pause.is_none() && self.fair.goes_on(tenant, &account, 0.0, time) {
@@ -138,7 +163,7 @@ impl Play {
             // No place is free while somebody waits.
             let Fair { waiting, running, places, .. } = self.fair;
             assert!(waiting == 0 || running >= places, "{waiting} wait, {running} of {places}");
-            assert!(running < 2 * places + 1, "{running} at once, in {places} places");
+            assert!(running < 3 * places + 1, "{running} at once, in {places} places");
         }
     }
 
@@ -186,6 +211,42 @@ fn shares_are_as_the_weights_in_any_window() {
                 let share = cost / sum / due;
                 assert!((share - 1.0).abs() < 0.1, "seed {seed}: {share:.3} of {due:.3}");
             }
+        }
+    }
+}
+
+/// Who has to wait for a processor in the middle of its requests, or finds nothing in the caches, pays what others pay for the same; who asks for something dearer gets less of it.
+#[test]
+fn requests_of_a_kind_are_shared_by_number_and_dearer_ones_by_price() {
+    for seed in 0..24 {
+        let mut random = Random::new(seed);
+        let places = 1 + random.below(2) as usize;
+        let least = (10 + random.below(40)) * US;
+        let flood = |weight, operation, times| Plan {
+            operation: Some(operation),
+            ..Plan::flood(weight, 2 * places, (times * least, times * least * 3 / 2))
+        };
+        let dearer = 2 + random.below(5);
+        let mut plans =
+            vec![flood(1, 15, 1), flood(2, 15, 1), flood(4, 15, 1), flood(1, 16, dearer)];
+        plans[0].slower = 3 + random.below(12);
+        let mut play = Play::new(places, plans.clone(), seed);
+        play.run(4100 * MS);
+        for window in [100..2100, 1100..3100, 2100..4100] {
+            let begun = |tenant: usize| {
+                let served = play.seen[tenant].served.iter();
+                served.filter(|(at, _)| (window.start * MS..window.end * MS).contains(at)).count()
+            };
+            let each = |tenant: usize| begun(tenant) as f64 / f64::from(plans[tenant].weight);
+            for other in 1..3 {
+                let ratio = each(0) / each(other);
+                assert!((ratio - 1.0).abs() < 0.1, "seed {seed}: {ratio:.3} of {other}");
+            }
+            // By what the first kind costs on the average of all that ask for it.
+            let (one, two) = (play.prices.of(Kind::new(15, 0)), play.prices.of(Kind::new(16, 0)));
+            let ratio = each(3) * two / (each(1) * one);
+            assert!((ratio - 1.0).abs() < 0.15, "seed {seed}: {ratio:.3}, {dearer} times as dear");
+            assert!(each(3) < 0.75 * each(1), "seed {seed}: {dearer} times as dear");
         }
     }
 }
@@ -300,4 +361,53 @@ fn threads_of_one_tenant_take_turns() {
             assert!(*worst < 10 * MS, "{worst}");
         }
     }
+}
+
+/// Floods whose guests ask more slowly than they might are all behind their shares, and so they are polite; which of them asks for little is known
+/// all the same, and that one is let in where as many have been as may be.
+#[test]
+fn one_that_asks_for_little_is_told_from_floods_with_slow_guests() {
+    for seed in 0..24 {
+        let places = 1 + seed as usize % 2;
+        // Each of them uses half of its share of a place, or a little more.
+        let slow = Plan { pause: Some(800 * US), ..Plan::flood(1, 3, (150 * US, 250 * US)) };
+        let little = Plan { pause: Some(MS), ..Plan::flood(1, 1, (5 * US, 15 * US)) };
+        let mut plans = vec![slow; 3 * places];
+        plans.push(little);
+        let last = plans.len() - 1;
+        let mut play = Play::new(places, plans, seed);
+        play.run(200 * MS);
+        for _ in 0..500 {
+            play.run(play.now + MS);
+            let floods = (0..last).filter(|n| !play.fair.is_light(*n)).count();
+            assert!(play.fair.is_light(last), "seed {seed}: {:?}", play.fair);
+            assert!(floods == last, "seed {seed}: {floods} of {last}");
+        }
+        let waits = &play.seen[last].waits[20..];
+        assert!(waits.len() > 400 && waits.iter().all(|wait| *wait == 0), "seed {seed}");
+    }
+}
+
+/// A flood that has ended is light again soon; one alone at a place is not light, and has no rivals.
+#[test]
+fn who_has_stopped_is_light_again() {
+    let mut fair = Fair::new(1);
+    let (one, other) = (fair.join(1.0), fair.join(1.0));
+    assert!(fair.is_light(one) && !fair.has_rivals(one));
+    let mut now = 0;
+    let mut use_it = |fair: &mut Fair, tenant: usize, used: u64| {
+        let mut account = fair.ask(tenant, now).unwrap();
+        now += used;
+        fair.at(now);
+        fair.charge(tenant, &mut account, used as f64);
+        fair.leave(tenant, account);
+    };
+    (0..100).for_each(|_| use_it(&mut fair, one, 200 * US));
+    assert!(!fair.is_light(one) && !fair.has_rivals(one));
+    use_it(&mut fair, other, 100 * US);
+    assert!(fair.is_light(other) && fair.has_rivals(one) && fair.has_rivals(other));
+    fair.at(now + 200 * MS);
+    let account = fair.ask(one, now + 200 * MS).unwrap();
+    assert!(fair.is_light(one) && !fair.has_rivals(one));
+    fair.leave(one, account);
 }
