@@ -260,9 +260,9 @@ pub const ALL: &[Scenario] = &[
         name: "sync-joint-alone",
         tells: "processes sync directories that others use as well, and so on",
         make: |p, _| {
-            use Kind::{Create, Link, OpenDir, Rename, Unlink};
+            use Kind::{Create, Link, Mkdir, Rename, Unlink};
             p.make(Flavour::Joint);
-            p.favour = vec![Create, Create, Link, Unlink, Rename, OpenDir, OpenDir];
+            p.favour = vec![Mkdir, Create, Create, Create, Link, Unlink, Rename];
             syncs_of_others(p);
         },
     },

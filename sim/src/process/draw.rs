@@ -224,11 +224,9 @@ impl World<'_> {
     }
 
     fn draw_sync(&mut self, c: usize, t: usize) -> Call {
-        if self.preset.is_directed()
-            && self.preset.joint
-            && let Some((handle, ino)) = self.own_open(c, t, Open::is_dir)
-        {
-            return Call::Fsync { handle, ino };
+        if self.preset.is_directed() && self.preset.joint {
+            // (Of the root it is one of all.)
+            return Call::FsyncInode { ino: self.draw_dir() };
         }
         match (self.random.below(4), self.own_open(c, t, |_| true)) {
             (0, _) => Call::SyncAll,
