@@ -1186,8 +1186,8 @@ impl<H: Host> LibFsOn<H> {
         })
     }
 
-    /// Waits until the inode's own operations are persistent everywhere. Those that were lost with a session are
-    /// an error, once for each who has it open, and for each who waited for them.
+    /// Waits until all that was done to the inode is persistent everywhere. What this process did, and was lost with a session, is
+    /// an error, once for each who has it open, and for each who waited for it.
     pub(crate) fn sync_inode(&self, inode: &Inode<H>, open: Option<&Open<H>>) -> Result<()> {
         // Whatever becomes of that: what was done here is waited for, and its loss told.
         let others = self.sync_others(inode);

@@ -402,7 +402,9 @@ impl Node {
         if planted(Bug::UnackedForgotten) {
             return Ok(());
         }
-        let unacked = self.member.all_acked.0 + 1..=self.member.published.0;
+        // What not all have is in the ring. (Where too few are in the chain nothing is known to be on all.)
+        let from = (self.member.all_acked.0 + 1).max(self.ring.oldest().0);
+        let unacked = from..=self.member.published.0;
         for seq in unacked.map(StreamSeq) {
             let Some(kept) = self.ring.get(seq).copied() else { continue };
             let client = kept.header.client;

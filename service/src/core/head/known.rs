@@ -103,7 +103,8 @@ impl Node {
     /// Says again how far a client is: the message that said it first may be lost, also when the head
     /// that sent it was another one and the client is of this node.
     fn tell_progress(&mut self, client: ClientId, settled: Sequence) {
-        let unacked = (self.member.all_acked.0 + 1..=self.ring.last().0)
+        let from = (self.member.all_acked.0 + 1).max(self.ring.oldest().0);
+        let unacked = (from..=self.ring.last().0)
             .filter_map(|seq| self.ring.get(StreamSeq(seq)))
             .any(|kept| kept.header.client == client);
         let unacked = unacked && !planted(Bug::ProgressOverstated);

@@ -55,7 +55,8 @@ impl Node {
             let from = self.member.all_acked;
             self.member.all_acked = all;
             head.acks_missing = 0;
-            for seq in from.0 + 1..=all.0 {
+            // (A head that was started anew knows of none that is on all; the ring has what need be looked at.)
+            for seq in (from.0 + 1).max(self.ring.oldest().0)..=all.0 {
                 let Some(header) = self.ring.get(StreamSeq(seq)).map(|k| k.header) else {
                     continue;
                 };
