@@ -782,6 +782,10 @@ pub enum Bug {
     UnackedForgotten = 525,
     /// Who asks how far the state must reach is given what else it asks for, unjudged.
     ReachUnjudged = 526,
+    /// Nobody is told of what others have lost of a file that it has open.
+    LossBesideUntold = 527,
+    /// Of what is lost with a node's place only that counts which its service had read.
+    LossUnread = 528,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2579,6 +2583,12 @@ impl Bug {
             "what a head alone has is granted to others once it has been started anew",
         ),
         (Bug::ReachUnjudged, "reach-unjudged", "anybody who finds a file may read it"),
+        (
+            Bug::LossBesideUntold,
+            "loss-beside-untold",
+            "an fsync vouches for what another process has lost",
+        ),
+        (Bug::LossUnread, "loss-unread", "an fsync vouches for what lay in another's log unread"),
         (
             Bug::LevelIgnored,
             "level-ignored",

@@ -259,16 +259,19 @@ impl<H: Host> LibFsOn<H> {
             if session.call(&request, Sequence(0), &mut body).is_err() {
                 return all;
             }
-            let kept: Vec<u64> =
-                body[8..].as_chunks().0.iter().map(|ino| u64::from_le_bytes(*ino)).collect();
-            for inode in piece.iter().filter(|inode| kept.contains(&inode.ino.0)) {
+            let answer = rpc::reply_status(&body).and_then(|(_, rest)| rpc::take_kept(rest));
+            let Ok((kept, lost)) = answer else { return all };
+            for inode in piece.iter().filter(|inode| kept.contains(&inode.ino)) {
                 let mut state = inode.state.write();
                 state.pinned = state.open > 0;
+                // What others had done to it: each file that is open here says so once, like what was done here.
+                state.losses += u32::from(lost.contains(&inode.ino));
                 all.push(Arc::clone(inode));
             }
-            if last {
+            if last && lost.is_empty() {
                 return all;
             }
+            // Once more without any, where losses were told: that they have arrived is known by this.
         }
     }
 

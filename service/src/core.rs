@@ -32,6 +32,7 @@ pub mod lease;
 pub mod limits;
 mod locking;
 pub mod locks;
+mod losses;
 mod member;
 pub mod message;
 pub mod offer;

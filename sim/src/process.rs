@@ -118,6 +118,8 @@ struct Open {
     began: usize,
     /// What it was told of refusals.
     refused: verdict::Told,
+    /// Sessions of others of its node that lasted then: what they lose it is told.
+    beside: BTreeSet<usize>,
 }
 
 impl Open {

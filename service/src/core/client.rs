@@ -548,6 +548,12 @@ impl Client {
         Ok(())
     }
 
+    /// Up to there the client was told that everything is on every member, perhaps by an earlier run. (Who spoils that word hides
+    /// nothing but what is lost of its own.)
+    pub(super) fn told_replicated(&self) -> Sequence {
+        self.replicated.max(Sequence(self.word(control::REPLICATED)))
+    }
+
     /// Everything up to `seq` is on every member.
     pub fn set_replicated(&mut self, seq: Sequence) {
         if seq > self.replicated {

@@ -23,16 +23,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use base::planted::{Bug, planted};
 use base::{ClientId, InodeId, Nanos, NodeId, StreamSeq};
-use storage::format::clients::{PIN_CLOSED, PIN_READ, PIN_WRITE};
+use storage::format::clients::{PIN_CLOSED, PIN_LOST, PIN_OPEN, PIN_READ, PIN_WRITE};
+use storage::media::MediaError;
 
 use super::client::Client;
+use super::losses::Lost;
 use super::message::Message;
 use super::table::{Found, Row};
 use super::view::View;
 use super::{Effect, Failure, Node, Role};
 
-/// What a pin says that its process was allowed.
-const RIGHTS: u32 = PIN_READ | PIN_WRITE;
+/// What is kept of what a pin says: what its process was allowed, and what it is to be told.
+const KEPT: u32 = PIN_READ | PIN_WRITE | PIN_LOST;
 /// What [`NodeConfig::grace`](super::NodeConfig::grace) is in service: a service is started again, and a network mended,
 /// within it; and nobody misses the space for so long.
 pub const GRACE: Nanos = 60_000_000_000;
@@ -46,8 +48,26 @@ pub(super) struct Past {
     /// Its user.
     uid: u32,
     row: Row,
-    /// What it has open, and the rights (`PIN_READ`, `PIN_WRITE`) that it was given then.
-    pins: BTreeMap<InodeId, u32>,
+    /// What it has open.
+    pins: BTreeMap<InodeId, Open>,
+}
+
+/// What a process has open since an earlier session.
+#[derive(Clone, Copy, Debug)]
+struct Open {
+    /// Where it is written down; `None`: there was no room.
+    slot: Option<u32>,
+    /// The rights that it was given then (`PIN_READ`, `PIN_WRITE`), and `PIN_LOST`.
+    what: u32,
+}
+
+/// What a process is told of what it still has open.
+#[derive(Debug, Default)]
+pub(super) struct StillOpen {
+    /// Is pinned for it from now on.
+    pub kept: Vec<InodeId>,
+    /// Of that: what others have lost something of.
+    pub lost: Vec<InodeId>,
 }
 
 /// What the processes of some past session have open, as the head knows it.
@@ -155,12 +175,15 @@ impl Past {
             process: (record.pid, record.start_time),
             uid: record.uid,
             row,
-            pins: open.map(|(_, ino, what)| (ino, what & RIGHTS)).collect(),
+            pins: open
+                .map(|(slot, ino, what)| (ino, Open { slot: Some(slot), what: what & KEPT }))
+                .collect(),
         }
     }
 
     fn of_client(client: Client) -> Self {
-        let pins = client.open_with_rights().map(|(ino, what)| (ino, what & RIGHTS)).collect();
+        let open = client.open_with_bits();
+        let pins = open.map(|(ino, slot, what)| (ino, Open { slot, what: what & KEPT })).collect();
         let (id, process) = (client.id, (client.pid, client.start_time));
         let uid = client.identity.uid;
         Self { client: id, process, uid, row: client.into_row(), pins }
@@ -169,6 +192,18 @@ impl Past {
     /// Its row in the client table.
     pub(super) const fn row(&self) -> &Row {
         &self.row
+    }
+
+    /// Notes of what it has open others have lost something.
+    pub(super) fn mark_lost(&mut self, lost: &Lost) -> Result<(), MediaError> {
+        let client = self.client;
+        for (ino, open) in self.pins.iter_mut().filter(|(ino, _)| lost.beside(client, **ino)) {
+            open.what |= PIN_LOST;
+            if let Some(slot) = open.slot {
+                self.row.put_pin(slot, *ino, PIN_OPEN | open.what)?;
+            }
+        }
+        Ok(())
     }
 
     fn report(&self) -> Message {
@@ -267,15 +302,16 @@ impl Node {
     }
 
     /// What the client still has open of what its process had open in earlier sessions is pinned for it from now on;
-    /// with `last` the rest is free. Which of the inodes that were; `None`: an earlier session is not over yet.
+    /// with `last` the rest is free, unless this tells it of losses: then it says so once more, for this answer may not reach it.
+    /// `None`: an earlier session is not over yet.
     pub(super) fn keep_open(
         &mut self,
         id: ClientId,
         (before, inodes, last): (&[ClientId], &[InodeId], bool),
-    ) -> Result<Option<Vec<InodeId>>, Failure> {
+    ) -> Result<Option<StillOpen>, Failure> {
         let process = |c: &Client| (c.pid, c.start_time);
         let Some(own) = self.agent.clients.get(&id).map(process) else {
-            return Ok(Some(Vec::new()));
+            return Ok(Some(StillOpen::default()));
         };
         let ends = |other: &ClientId| {
             let client = self.agent.clients.get(other).filter(|c| c.id != id && process(c) == own);
@@ -290,10 +326,13 @@ impl Node {
         let asked: BTreeSet<InodeId> = inodes.iter().copied().collect();
         let past = self.agent.past.iter().filter(|p| earlier(p));
         let mut all: BTreeMap<InodeId, u32> = BTreeMap::new();
-        for (ino, rights) in past.flat_map(|p| &p.pins).filter(|(ino, _)| asked.contains(ino)) {
-            *all.entry(*ino).or_default() |= rights;
+        for (ino, open) in past.flat_map(|p| &p.pins).filter(|(ino, _)| asked.contains(ino)) {
+            *all.entry(*ino).or_default() |= open.what;
         }
         let kept: Vec<InodeId> = all.keys().copied().collect();
+        let lost: Vec<_> = all.extract_if(.., |_, what| *what & PIN_LOST != 0).collect();
+        all.extend(lost.iter().map(|(ino, what)| (*ino, what & !PIN_LOST)));
+        let lost: Vec<InodeId> = lost.into_iter().map(|(ino, _)| ino).collect();
         if planted(Bug::RightsOfPastLost) {
             all.values_mut().for_each(|rights| *rights = 0);
         }
@@ -305,11 +344,11 @@ impl Node {
             let rights = writes.map(|(ino, _)| *ino).collect();
             self.to_head(Message::Pinned { client: id, inodes: kept.clone(), rights });
         }
-        if last {
+        if last && lost.is_empty() {
             let over = self.agent.past.extract_if(.., |p| earlier(p)).collect::<Vec<_>>();
             over.into_iter().try_for_each(|past| self.drop_past(past))?;
         }
-        Ok(Some(kept))
+        Ok(Some(StillOpen { kept, lost }))
     }
 
     /// A view has come: who is lost from here on is known.

@@ -856,14 +856,11 @@ impl Node {
             }
             What::Keep { before, inodes, last } => {
                 let asked = (&before[..], &inodes[..], last);
-                let Some(kept) = self.keep_open(p.client, asked)? else {
+                let Some(open) = self.keep_open(p.client, asked)? else {
                     return Ok(Step::Wait);
                 };
                 rpc::reply_ok(&mut body);
-                let mut w = base::wire::Writer(&mut body);
-                kept.iter().for_each(|ino| {
-                    w.u64(ino.0);
-                });
+                rpc::put_kept(&open.kept, &open.lost, &mut body);
             }
             What::Inherit { heir, waits, seeks } => {
                 return self.answer_inherit(p, heir, waits, seeks);

@@ -7,9 +7,10 @@ use std::sync::Arc;
 use base::random::Random;
 use base::{ClientId, Epoch, InodeId, NodeId};
 use service::core::{Event, Node, NodeConfig, Role};
+use storage::format::Reader;
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::Op;
-use storage::format::rpc::{Request, WANT_PIN};
+use storage::format::rpc::{self, Request, WANT_PIN};
 use storage::media::Media;
 
 use crate::rig::{Hand, Rig, config};
@@ -133,9 +134,21 @@ fn open_named(hand: &mut Hand, rig: &mut Rig, name: &[u8]) -> InodeId {
 
 /// The process says what it still has open.
 fn keep(hand: &Hand, rig: &mut Rig, before: ClientId, inodes: &[InodeId]) -> Vec<InodeId> {
+    let (kept, lost) = keep_or_lose(hand, rig, before, inodes);
+    assert_eq!(lost, [], "nobody has lost anything");
+    kept
+}
+
+/// The same, and of which of it others have lost something.
+fn keep_or_lose(
+    hand: &Hand,
+    rig: &mut Rig,
+    before: ClientId,
+    inodes: &[InodeId],
+) -> (Vec<InodeId>, Vec<InodeId>) {
     let request = Request::Keep { before: vec![before], inodes: inodes.to_vec(), last: true };
     let body = hand.call(rig, &request).expect("an answer");
-    body.as_chunks().0.iter().map(|ino| InodeId(u64::from_le_bytes(*ino))).collect()
+    rpc::take_kept(Reader::new("reply", &body)).expect("whole numbers")
 }
 
 /// A planned restart of a member: what its process has open stays, and what it closes goes.
@@ -380,4 +393,90 @@ fn a_user_whose_sessions_end_again_and_again_pushes_out_its_own_alone() {
         );
         assert!(past.len() <= 7, "as many as the limit for a user is, and one of another");
     }
+}
+
+/// A process writes and syncs nothing, and their node loses its place: who has that file open beside it is told once, also when the
+/// service dies before that arrives. Nobody is told of what is whole, or of his own.
+fn losses_are_told(n: usize, read: bool, restarted: bool) {
+    let mut place = Place::new(3);
+    let rig = &mut place.rig;
+    let (mut writer, mut checkpointer) = (rig.attach(n, 1000), rig.attach(n, 1000));
+    let (file, whole) =
+        (open_named(&mut writer, rig, b"file"), open_named(&mut writer, rig, b"whole"));
+    for ino in [file, whole] {
+        let open = Request::Inode { ino, mode: LeaseMode::Read, flags: WANT_PIN };
+        checkpointer.call(rig, &open).expect("it is there");
+        rig.settle();
+        let granted = writer.lease(rig, ino, LeaseMode::Write).expect("a lease").granted;
+        assert!(writer.holds(granted));
+        writer.append(&Op::Write { ino, offset: 0, data: b"some", clear_setid: true });
+        if ino == file {
+            // Beside it something of the other's own.
+            let other = open_named(&mut checkpointer, rig, b"other");
+            checkpointer.lease(rig, other, LeaseMode::Write).expect("a lease");
+        }
+        writer.sync(rig);
+        rig.settle();
+    }
+    let granted = writer.lease(rig, file, LeaseMode::Write).expect("a lease").granted;
+    assert!(writer.holds(granted));
+    writer.append(&Op::Write { ino: file, offset: 0, data: b"lost", clear_setid: true });
+    if read {
+        // What it sends reaches nobody.
+        rig.event(n, Event::Doorbell(writer.client));
+    }
+    let chain: Vec<usize> = (0..3).filter(|m| *m != n).collect();
+    let loses_its_place = |place: &mut Place| {
+        place.dead.insert(n);
+        place.view(&chain, &[]);
+        if restarted {
+            place.returns(n, &chain);
+        } else {
+            place.dead.remove(&n);
+            place.view(&chain, &[n]);
+            place.pass(100);
+            place.rig.caught_up.clear();
+            place.view(&[chain[0], chain[1], n], &[]);
+        }
+    };
+    loses_its_place(&mut place);
+    assert_eq!(place.rig.nodes[n].role(), Role::Member);
+    let again = place.rig.attach_again(&checkpointer);
+    let told = keep_or_lose(&again, &mut place.rig, checkpointer.client, &[file, whole]);
+    assert_eq!(told, (vec![file, whole], vec![file]), "what the other one lost is told");
+    // That answer did not arrive.
+    loses_its_place(&mut place);
+    let third = place.rig.attach_again(&checkpointer);
+    let before = vec![again.client, checkpointer.client];
+    let mut say = |inodes: &[InodeId]| {
+        let request = Request::Keep { before: before.clone(), inodes: inodes.to_vec(), last: true };
+        let body = third.call(&mut place.rig, &request).expect("an answer");
+        rpc::take_kept(Reader::new("reply", &body)).expect("whole numbers")
+    };
+    assert_eq!(say(&[file, whole]), (vec![file, whole], vec![file]));
+    assert_eq!(say(&[]), (vec![], vec![]), "it has arrived");
+    assert_eq!(say(&[file, whole]), (vec![], vec![]), "these sessions are over");
+    let own = place.rig.attach_again(&writer);
+    let kept = keep(&own, &mut place.rig, writer.client, &[file, whole]);
+    assert_eq!(kept, [file, whole], "what it has lost itself it knows");
+    place.rig.check();
+}
+
+#[test]
+fn who_has_it_open_is_told_of_what_others_lose() {
+    for n in 0..2 {
+        for read in [true, false] {
+            losses_are_told(n, read, false);
+            losses_are_told(n, read, true);
+        }
+    }
+}
+
+#[cfg(feature = "planted")]
+#[test]
+#[ignore = "alone: the variant is one for the whole process"]
+fn losses_that_nobody_is_told_of_are_missed() {
+    use base::planted::{Bug, missed};
+    let test: fn() = who_has_it_open_is_told_of_what_others_lose;
+    assert_eq!(missed(&[(Bug::LossBesideUntold, test), (Bug::LossUnread, test)]), []);
 }

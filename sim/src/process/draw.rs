@@ -151,9 +151,10 @@ impl World<'_> {
                 // Also what others have done, if it is there.
                 let is_there = |ino| self.model.current(ino).is_some_and(|state| !state.is_gone());
                 let others = matches!(call, Call::Fsync { .. }) || *ino != 1 && is_there(*ino);
+                let beside = self.lost_beside(c, &call);
                 let counts = |by: (usize, u64)| match own.contains(&by.0) {
                     true => !again.contains(&by),
-                    false => others && self.model.is_alive(by.0),
+                    false => others && (self.model.is_alive(by.0) || beside.contains(&by.0)),
                 };
                 self.model.newest_of(*ino, counts)
             }

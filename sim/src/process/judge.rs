@@ -705,12 +705,39 @@ impl World<'_> {
             _ => process.told.get(&0).copied().unwrap_or(0),
         };
         let own: Vec<usize> = process.attached.iter().map(|a| a.session).collect();
+        let beside = self.lost_beside(c, &u.call);
         let counts = |(session, _): &&(usize, u64)| match own.iter().position(|s| s == session) {
             Some(at) => at >= told || u.current == Some(*session),
             // What ends while it is synced may be lost with its node.
-            None => self.model.is_alive(*session),
+            None => self.model.is_alive(*session) || beside.contains(session),
         };
         u.newest.iter().filter(counts).copied().collect()
+    }
+
+    /// Sessions of other processes of the same node that lasted when what a call syncs was opened, and ended with the node's place: what is
+    /// lost with them would have been told.
+    pub(super) fn lost_beside(&self, c: usize, call: &Call) -> BTreeSet<usize> {
+        let process = self.actors[c].process.as_ref();
+        let Call::Fsync { handle, .. } = call else { return BTreeSet::new() };
+        let Some(open) = process.and_then(|p| p.open.get(&number(*handle))) else {
+            return BTreeSet::new();
+        };
+        let over = self.beside(c, control::STATE_GONE);
+        open.beside.intersection(&over).copied().collect()
+    }
+
+    /// Sessions of other processes that live on the same node, in that state.
+    fn beside(&self, c: usize, state: u64) -> BTreeSet<usize> {
+        let n = self.actors[c].node;
+        let others = self.actors.iter().enumerate().filter(|(at, a)| *at != c && a.node == n);
+        let attached = others.filter_map(|(_, a)| a.process.as_ref()).flat_map(|p| &p.attached);
+        // (Another client may have that log by now.)
+        let own = |a: &&Attached| {
+            let descriptor = a.memory.bytes(0, control::DESCRIPTOR_BYTES);
+            Descriptor::decode(&descriptor).is_ok_and(|d| d.client == a.client)
+        };
+        let are = attached.filter(|a| a.memory.peek(control::STATE) == state).filter(own);
+        are.map(|a| a.session).collect()
     }
 
     fn opened(
@@ -722,11 +749,12 @@ impl World<'_> {
         flags: u32,
     ) {
         let (refused, since) = (self.told_at_open(c, u), self.model.now());
+        let beside = self.beside(c, control::STATE_ATTACHED);
         let Some(process) = self.process(c) else { return };
         let ended = process.attached.len();
         let at = |session| process.attached.iter().position(|a| a.session == session);
         let began = u.current.and_then(at).map_or(ended, |at| at + 1);
-        let open = Open { ino, flags, thread: t, since, ended, began, refused };
+        let open = Open { ino, flags, thread: t, since, ended, began, refused, beside };
         process.open.insert(number(handle), open);
     }
 
@@ -902,6 +930,7 @@ impl World<'_> {
     /// An fsync says that something was lost: a session must have ended, and each open file hears of it once.
     fn judge_loss(&mut self, c: usize, u: &UnderWay) -> Result<(), String> {
         self.look_at_ended(c)?;
+        let beside = self.beside(c, control::STATE_ATTACHED);
         let Some(process) = self.process(c) else { return Ok(()) };
         let ended = process.attached.len();
         let any = process.attached.iter().any(|a| a.ended);
@@ -912,7 +941,7 @@ impl World<'_> {
             if open.ended.min(open.began) == ended && lives {
                 return Err("a loss is told twice, or was none".into());
             }
-            (open.ended, open.began) = (ended, ended);
+            (open.ended, open.began, open.beside) = (ended, ended, beside);
         }
         let of = match u.call {
             Call::FsyncInode { ino } if ino != 1 => ino,

@@ -316,6 +316,8 @@ pub const PIN_WRITE: u32 = 2;
 pub const PIN_READ: u32 = 8;
 /// Pin: it has closed it since, which the head may not know.
 pub const PIN_CLOSED: u32 = 4;
+/// Pin: its node lost its place, and with it what others had done to the inode; its process is to be told.
+pub const PIN_LOST: u32 = 16;
 
 /// Lease: to write, on an inode number that was handed out and that nothing has been made with. A
 /// number is used once, so what was made with it and removed again must be told from this.
@@ -372,7 +374,9 @@ impl Held {
             return Err(r.corrupt("fails its checksum"));
         }
         let free = Self { ino, what } == Self::FREE;
-        if !free && (ino == InodeId::NONE || !matches!(what, 1..=5 | 7 | 9 | 11 | 13 | 15)) {
+        // A mode of a lease, or bits of a pin.
+        let known = matches!(what, 1..=4) || what & PIN_OPEN != 0 && what <= PIN_LOST | 0xf;
+        if !free && (ino == InodeId::NONE || !known) {
             return Err(r.corrupt("says what the service never writes"));
         }
         Ok(Some(Self { ino, what }))

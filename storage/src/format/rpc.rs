@@ -25,7 +25,9 @@
 //!   StatFs          block bytes u32, blocks u64, free u64, inodes u64, inodes free u64
 //!   Read            the bytes (fewer at the end of the file)
 //!   Unpin, Release  nothing
-//!   Keep            inodes u64 up to the end of the body: those that are pinned for the client now
+//!   Keep            inodes u64 up to the end of the body: those that are pinned for the client now; then, if there are any, 0 and those
+//!                   of them of which something is lost that other clients of its node had done. After such an answer the earlier
+//!                   sessions stay until the client has said `last` once more
 //!   Lock            nothing; the errno is AGAIN while another owner's lock bars it, DEADLK if to
 //!                   wait would be for ever, NOLCK above the bounds (limits)
 //!   LockTest        found u8, then, if 1, a lock that bars the one asked for (format::lock)
@@ -803,6 +805,31 @@ pub struct Name<'a> {
 /// Begins a reply: success.
 pub fn reply_ok(out: &mut Vec<u8>) {
     Writer(out).u16(0).bytes(&[0; 6]);
+}
+
+/// What follows in the reply to `Keep`: what is pinned, and of which of it others have lost something.
+pub fn put_kept(kept: &[InodeId], lost: &[InodeId], out: &mut Vec<u8>) {
+    let end = if lost.is_empty() { &[][..] } else { &[InodeId::NONE] };
+    let mut w = Writer(out);
+    for ino in kept.iter().chain(end).chain(lost) {
+        w.u64(ino.0);
+    }
+}
+
+/// The same, read.
+///
+/// # Errors
+/// Half a number.
+pub fn take_kept(mut r: Reader<'_>) -> Result<(Vec<InodeId>, Vec<InodeId>), Corrupt> {
+    let (mut kept, mut lost, mut ended) = (Vec::new(), Vec::new(), false);
+    while r.left() > 0 {
+        match InodeId(r.u64()?) {
+            InodeId::NONE => ended = true,
+            ino if ended => lost.push(ino),
+            ino => kept.push(ino),
+        }
+    }
+    Ok((kept, lost))
 }
 
 /// A reply that is an error.

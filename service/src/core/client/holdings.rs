@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use base::planted::{Bug, planted};
 use base::{InodeId, Nanos, StreamSeq};
-use storage::format::clients::{PIN_CLOSED, PIN_OPEN, PIN_READ, PIN_WRITE};
+use storage::format::clients::{PIN_CLOSED, PIN_LOST, PIN_OPEN, PIN_READ, PIN_WRITE};
 use storage::format::control::{self, LeaseMode, LeaseWord};
 use storage::format::rpc::Granted;
 use storage::format::rpc::{WANT_READ, WANT_WRITE};
@@ -379,6 +379,19 @@ impl Client {
         self.slots.contains_key(&ino) || self.pins.contains_key(&ino)
     }
 
+    /// Whether it has, or had until it gave it back a moment ago.
+    pub fn has_had(&self, ino: InodeId) -> bool {
+        self.has(ino) || self.returned.contains_key(&ino)
+    }
+
+    /// Notes with what it has open of which others have lost something.
+    pub fn mark_lost(&mut self, lost: impl Fn(InodeId) -> bool) -> Result<(), MediaError> {
+        let open = self.pins.iter().filter(|(ino, pin)| pin.what & PIN_CLOSED == 0 && lost(**ino));
+        let open: Vec<_> = open.map(|(ino, pin)| (*ino, *pin)).collect();
+        open.into_iter()
+            .try_for_each(|(ino, pin)| self.put_pin(ino, Pin { what: pin.what | PIN_LOST, ..pin }))
+    }
+
     /// Whether it has it open, and was allowed to read it then: that outlives a change of the mode.
     pub fn reads(&self, ino: InodeId) -> bool {
         let reads = self.pins.get(&ino).is_some_and(|p| p.what & PIN_READ != 0);
@@ -390,10 +403,10 @@ impl Client {
         self.pins.keys().copied().collect()
     }
 
-    /// Those of them that it did not close since, each with the bits of its pin.
-    pub fn open_with_rights(&self) -> impl Iterator<Item = (InodeId, u32)> {
+    /// Those of them that it did not close since, each with its slot and its bits.
+    pub fn open_with_bits(&self) -> impl Iterator<Item = (InodeId, Option<u32>, u32)> {
         let open = self.pins.iter().filter(|(_, p)| p.what & PIN_CLOSED == 0);
-        open.map(|(ino, p)| (*ino, p.what))
+        open.map(|(ino, p)| (*ino, p.slot, p.what))
     }
 
     /// Those of them that it did not close since.

@@ -3,8 +3,8 @@
 use std::ops::Range;
 
 use base::planted::{Bug, planted};
-use base::{Nanos, Sequence};
-use storage::format::entry::{HEADER_BYTES, claimed_length, claimed_sequence, entry_bytes};
+use base::{InodeId, Nanos, Sequence};
+use storage::format::entry::{self, HEADER_BYTES, claimed_length, claimed_sequence, entry_bytes};
 use storage::limits::{LANES_MAX, OP_SLOTS};
 use storage::media::MediaError;
 
@@ -243,6 +243,45 @@ impl Client {
                 }
                 found += u64::from(!missing);
                 at += entry_bytes(claimed_length(&head).unwrap_or(0)) as u64;
+                before = seq;
+            }
+        }
+        Ok(found)
+    }
+
+    /// Inodes to which something was done, by operations that have ended, that not every member is known to have. (Whoever appended
+    /// them needed not have a lease: of what nobody has judged yet those count that it has something to do with.)
+    pub(in crate::core) fn unreplicated(&self) -> Result<Vec<InodeId>, MediaError> {
+        let (mut found, mut scratch) = (Vec::new(), Vec::new());
+        let mut note = |lane: usize, at: u64, head: &[u8; HEADER_BYTES]| {
+            scratch.clear();
+            let copied = self.reader.copy_entry_at(&*self.media, (lane, at), head, &mut scratch)?;
+            if let Ok((header, op)) = entry::decode(&scratch, self.descriptor.incarnation) {
+                let judged = header.sequence <= self.settled;
+                let counts = |ino: &InodeId| judged || self.has_had(*ino);
+                found.extend(op.facts().touches().filter(counts));
+            }
+            Ok::<_, MediaError>(copied)
+        };
+        let replicated = self.told_replicated().0;
+        for mark in self.marks.iter().filter(|mark| mark.seq > replicated) {
+            if let Some(head) = self.reader.peek_at(&*self.media, mark.lane, mark.start)? {
+                note(mark.lane, mark.start, &head)?;
+            }
+        }
+        // What was not read yet counts although something may be missing before it: that was another thread's.
+        for lane in self.all_lanes().filter(|_| !planted(Bug::LossUnread)) {
+            let begin = self.reader.lanes[lane];
+            let (mut at, mut before) = (begin, self.reader.next - 1);
+            while at - begin < self.descriptor.lane_bytes
+                && let Some(head) = self.reader.peek_at(&*self.media, lane, at)?
+            {
+                let seq = claimed_sequence(&head);
+                if seq <= before {
+                    break;
+                }
+                let Some(total) = note(lane, at, &head)? else { break };
+                at += total;
                 before = seq;
             }
         }
