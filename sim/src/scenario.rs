@@ -267,6 +267,19 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "loss-beside-untold",
+        tells: "processes write and sync the same files at a node that loses its place, and nobody syncs first",
+        make: |p, _| {
+            use Kind::{Create, Write};
+            (p.clients_at, p.pace, p.ops, p.syncs) = (vec![1, 1, 1], MS, 3000, 6);
+            p.favour = vec![Create, Write, Write, Write, Write, Write];
+            p.script = (0..3).fold(Script::new(3), |script, c| {
+                let lost = [(0, Fault::Crash(1), 700 * MS)];
+                script.then(0, When::Whole, &[]).then(40 * MS, When::Synced(c), &lost)
+            });
+        },
+    },
+    Scenario {
         name: "take-over-short",
         tells: "the last member is sent what the second has not got, and the head dies",
         make: |p, _| {
