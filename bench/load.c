@@ -27,6 +27,8 @@
  *   load stream  -    BYTES MILLIS   bare: passes over BYTES of memory, for so long
  *   load turns   PATH BYTES COUNT    two processes in turns, COUNT each: read what the other wrote, write it anew
  *   load peer-N  PATH BYTES COUNT TURN  one of the two, 0 or 1, on a node of its own; TURN is a file of this machine that tells whose turn it is
+ *   load stride-K PATH BYTES MILLIS N SIZE  a checkpoint's writer, K of N: writes each Nth block of BYTES of the SIZE bytes of the file, from
+ *                                    the Kth on, then fsync; again and again, for so long after the first time, which does not count
  *   load records PATH COUNT SECONDS  append numbered records with fsync, say each one acknowledged
  *   load verify  PATH                say which numbers are there
  *
@@ -658,6 +660,31 @@ static void sort_records(const char *dir, size_t bytes, size_t count, unsigned p
     printf("{\"ops\":%zu,\"bytes\":%zu,\"seconds\":%.6f}\n", count, bytes, (double)took / 1e9);
 }
 
+/* The blocks of one writer of a file that several write. */
+static void stride(const char *path, size_t bytes, size_t millis, size_t who, size_t many, size_t size) {
+    int fd = open_or_die(path, O_RDWR);
+    size_t blocks = size / bytes, ops = 0, passes = 0;
+    uint64_t begin = 0;
+    if (many == 0 || who >= many || blocks < many)
+        die("a stride");
+    do {
+        for (size_t block = who; block < blocks; block += many) {
+            *(uint64_t *)buffer = mix(block + passes);
+            if (fs_pwrite(fd, buffer, bytes, (off_t)(block * bytes)) != (ssize_t)bytes)
+                die("pwrite");
+            ops++;
+        }
+        if (fs_fsync(fd) != 0)
+            die("fsync");
+        if (passes++ == 0) {
+            begin = now();
+            ops = 0;
+        }
+    } while (now() - begin < millis * 1000000u);
+    printf("{\"ops\":%zu,\"bytes\":%zu,\"passes\":%zu,\"seconds\":%.6f}\n", ops, bytes, passes, (double)(now() - begin) / 1e9);
+    fs_close(fd);
+}
+
 static void fill_record(uint64_t *words, uint64_t number) {
     words[0] = number;
     for (size_t i = 1; i < RECORD / 8; i++)
@@ -770,6 +797,8 @@ int main(int argc, char **argv) {
         mail(path, bytes, count);
     else if (strcmp(load, "varmail") == 0 || strcmp(load, "server") == 0)
         served(path, bytes, count, load[0] == 'v');
+    else if (strncmp(load, "stride-", 7) == 0 && argc > 6)
+        stride(path, bytes, count, strtoul(load + 7, NULL, 10), strtoul(argv[5], NULL, 10), strtoul(argv[6], NULL, 10));
     else if (strcmp(load, "turns") == 0)
         turns(path, bytes, count, samples);
     else if ((strcmp(load, "peer-0") == 0 || strcmp(load, "peer-1") == 0) && argc > 5)

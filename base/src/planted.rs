@@ -786,6 +786,8 @@ pub enum Bug {
     LossBesideUntold = 527,
     /// Of what is lost with a node's place only that counts which its service had read.
     LossUnread = 528,
+    /// A client that has ended is forgotten before all have what it did.
+    LossOfGone = 529,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2589,6 +2591,11 @@ impl Bug {
             "an fsync vouches for what another process has lost",
         ),
         (Bug::LossUnread, "loss-unread", "an fsync vouches for what lay in another's log unread"),
+        (
+            Bug::LossOfGone,
+            "loss-of-gone",
+            "an fsync vouches for what a process has written that has ended, and that the head alone had",
+        ),
         (
             Bug::LevelIgnored,
             "level-ignored",

@@ -210,14 +210,33 @@ impl<H: Host> LibFsOn<H> {
         self.take_stock(session);
         let kept = self.keep_open(session);
         self.session.store(core::ptr::from_ref(session).cast_mut(), Ordering::Release);
+        self.unpin_closed(session, kept);
+        Ok(session)
+    }
+
+    /// A session was begun by who was then told to stop, before the service had answered what others have lost of what is open: it is asked
+    /// again. An fsync must know.
+    #[cold]
+    fn hear_losses(&self, session: &'static Session<H>) -> Result<()> {
+        let _attaching = self.attaching.write_unless(|| self.config.stops())?;
+        if session.unheard.load(Ordering::Acquire) {
+            let kept = self.keep_open(session);
+            self.unpin_closed(session, kept);
+            if session.unheard.load(Ordering::Acquire) {
+                return Err(Errno::INTR);
+            }
+        }
+        Ok(())
+    }
+
+    /// Closed before: that was said in the session of before, which nobody hears.
+    fn unpin_closed(&self, session: &Session<H>, kept: Vec<Arc<Inode<H>>>) {
         for inode in kept {
-            // Closed before: that was said in the session of before, which nobody hears.
             let state = inode.state.write();
             if state.open == 0 {
                 self.unpin(session, inode.ino);
             }
         }
-        Ok(session)
     }
 
     /// Notes what was lost with the session before.
@@ -255,8 +274,10 @@ impl<H: Host> LibFsOn<H> {
             let inodes = piece.iter().map(|inode| inode.ino).collect();
             let request = Request::Keep { before: before.clone(), inodes, last };
             let mut body = Vec::new();
+            let called = session.call(&request, Sequence(0), &mut body);
+            session.unheard.store(called == Err(Errno::INTR), Ordering::Release);
             // A service that ends again is told in the next session.
-            if session.call(&request, Sequence(0), &mut body).is_err() {
+            if called.is_err() {
                 return all;
             }
             let answer = rpc::reply_status(&body).and_then(|(_, rest)| rpc::take_kept(rest));

@@ -26,6 +26,7 @@ mod shared;
 mod snapshot;
 mod steady;
 mod straw2;
+mod strided;
 mod tenants;
 mod together;
 mod trace;
@@ -121,6 +122,8 @@ verbs! {
     Maildir = "maildir",
     /// Two processes that read and write one block in turns
     Handover = "handover",
+    /// Four processes that write strided blocks of one file, beside four with a file each
+    SharedFileProcs = "shared-file-procs",
     /// One synchronous SQLite transaction a row
     Sqlite = "sqlite",
     /// kill -9 of the primary node and of a replica, SIGSTOP of a replica
@@ -292,6 +295,16 @@ pub const BENCHES: &[Row] = &[
         about: "two processes read and write one 4 KiB block in turns, on one node and on two; a turn",
         asked: &[("p50_us", Asked::Max(60.0)), ("nodes_p50_us", Asked::Max(200.0))],
         run: together::handover,
+    },
+    Row {
+        name: "shared-file-procs",
+        about: "four processes write strided 64 KiB blocks of one file and fsync, beside four with a file each; on one node and on three",
+        asked: &[
+            ("one_node_ratio", Asked::Min(0.8)),
+            ("three_nodes_ratio", Asked::Min(0.6)),
+            ("recalls_per_1000", Asked::Max(1.0)),
+        ],
+        run: strided::shared_file_procs,
     },
     Row {
         name: "sqlite",

@@ -528,6 +528,9 @@ impl Node {
             let settled = client.settled;
             client.dismiss(settled);
         }
+        if let Err(e) = self.note_losses(false) {
+            log::warn!("who has open what others lose now is not told: {e}");
+        }
         self.failure = Some(failure);
     }
 

@@ -29,7 +29,7 @@ const CLUSTER: u16 = 50;
 /// of the service here; how long somebody waits beside a flood, which is nobody's error; and what takes a moment that no seed has met.
 pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (55..56, "service/tests/node/epochs.rs"),
-    (528..529, "service/tests/node/past.rs"),
+    (528..530, "service/tests/node/past.rs"),
     (90..91, "service/tests/node/grants.rs"),
     (91..93, "service/tests/node/joins.rs"),
     (125..126, "service/tests/node/joins.rs"),

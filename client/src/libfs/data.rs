@@ -1250,6 +1250,9 @@ impl<H: Host> LibFsOn<H> {
     fn to_sync(&self, inode: &Inode<H>) -> Result<(&'static Session<H>, Sequence, u32)> {
         loop {
             let session = self.session()?;
+            if session.unheard.load(Ordering::Relaxed) {
+                self.hear_losses(session)?;
+            }
             {
                 let state = inode.state.read();
                 if state.session == session.number || state.session == 0 {

@@ -43,6 +43,8 @@ pub struct Session<H: Host> {
     arenas: RwLock<BTreeMap<u32, Arena<H>>, H>,
     /// Its memory is shared with nobody any more.
     parted: AtomicBool,
+    /// What the service has to say of what is open was not waited for.
+    pub unheard: AtomicBool,
     /// The session that this one replaces.
     pub previous: Option<&'static Session<H>>,
     /// Inode numbers at hand, each pre-leased.
@@ -79,6 +81,7 @@ impl<H: Host> Session<H> {
             segment,
             arenas,
             parted: AtomicBool::new(false),
+            unheard: AtomicBool::new(false),
             previous: None,
             fresh: RwLock::new(Vec::new()),
             fetching: RwLock::new(()),

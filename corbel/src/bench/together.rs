@@ -12,7 +12,7 @@ use crate::failure::{Context, Failure, Result};
 const MESSAGE: &str = "204800";
 
 /// What a load that runs beside others has printed.
-fn said_by(child: Child, who: &str) -> Result<serde_json::Value> {
+pub fn said_by(child: Child, who: &str) -> Result<serde_json::Value> {
     let output = child.wait_with_output().context(who)?;
     crate::signals::check()?;
     let (text, said) =
@@ -66,7 +66,8 @@ fn mailbox(world: &World, node: u32, name: &str) -> Result<String> {
     Ok(dir)
 }
 
-fn recalls(world: &World, nodes: u32) -> Result<f64> {
+/// How often the nodes' clients were asked for a lease back, in all.
+pub fn recalls(world: &World, nodes: u32) -> Result<f64> {
     let of =
         |node| Ok(world.local.status(node)?["counters"]["recalls"].as_f64().unwrap_or(f64::NAN));
     (1..=nodes).map(of).sum()

@@ -322,8 +322,13 @@ impl Node {
     }
 
     fn finished(&self, which: impl Fn(&Client) -> bool) -> Vec<ClientId> {
-        let done =
-            |c: &&Client| !self.agent.active.contains(&c.id) && c.published.0 + 1 >= c.next().0;
+        // Published here, which a head does early, and on every member: until then it may be lost, and others here must hear of it.
+        let all = |upto: base::Sequence, c: &Client| upto.0 + 1 >= c.next().0;
+        let done = |c: &&Client| {
+            !self.agent.active.contains(&c.id)
+                && all(c.published, c)
+                && (all(c.told_replicated(), c) || planted(Bug::LossOfGone))
+        };
         self.agent.clients.values().filter(|c| which(c)).filter(done).map(|c| c.id).collect()
     }
 

@@ -130,7 +130,7 @@ struct Standing {
 struct Pin {
     /// Where it is written down; `None`: there was no room.
     slot: Option<u32>,
-    /// `PIN_OPEN`, `PIN_WRITE`, `PIN_CLOSED`.
+    /// `PIN_OPEN`, `PIN_WRITE`, `PIN_READ`, `PIN_CLOSED`, `PIN_LOST`.
     what: u32,
     /// The head was told that it is closed; once everything up to here is settled, that need not be said again.
     told: Option<u64>,

@@ -11,39 +11,50 @@
 use std::collections::BTreeMap;
 
 use base::planted::{Bug, planted};
-use base::{ClientId, InodeId, StreamSeq};
+use base::{InodeId, StreamSeq};
 
 use super::{Failure, Node};
 
-/// Inodes of which something was lost, and whose: one client's, or (`None`) several ones'.
+/// A process: its number, and its start time.
+type Process = (u32, u64);
+
+/// Inodes of which something was lost, and whose: one process's, or (`None`) several ones', or of one that is no more.
 #[derive(Debug, Default)]
-pub(super) struct Lost(BTreeMap<InodeId, Option<ClientId>>);
+pub(super) struct Lost(BTreeMap<InodeId, Option<Process>>);
 
 impl Lost {
-    fn note(&mut self, client: ClientId, ino: InodeId) {
+    fn note(&mut self, process: Option<Process>, ino: InodeId) {
         if ino != InodeId::NONE {
-            let by = self.0.entry(ino).or_insert(Some(client));
-            *by = by.filter(|one| *one == client);
+            let by = self.0.entry(ino).or_insert(process);
+            *by = by.filter(|one| Some(*one) == process);
         }
     }
 
-    /// Whether somebody else than the client has lost something of the inode.
-    pub(super) fn beside(&self, client: ClientId, ino: InodeId) -> bool {
-        self.0.get(&ino).is_some_and(|by| *by != Some(client))
+    /// Whether somebody else than the process has lost something of the inode.
+    pub(super) fn beside(&self, process: Process, ino: InodeId) -> bool {
+        self.0.get(&ino).is_some_and(|by| *by != Some(process))
     }
 }
 
 impl Node {
-    /// This node has lost its place: notes with what its processes have open what others of them have lost of it. Before their
-    /// sessions end.
-    pub(super) fn note_losses(&mut self) -> Result<(), Failure> {
-        let lost = self.lost_here()?;
+    /// Notes with what processes here have open what others of them lose of it: what nobody has judged yet, and if this node has lost its
+    /// `place`, what not every member is known to have. Their sessions are sealed, so nothing is added any more that would count.
+    pub(super) fn note_losses(&mut self, place: bool) -> Result<(), Failure> {
+        let mut lost = Lost::default();
+        for client in self.agent.clients.values() {
+            for ino in client.unjudged()? {
+                lost.note(Some((client.pid, client.start_time)), ino);
+            }
+        }
+        if place {
+            self.note_unreplicated(&mut lost);
+        }
         if lost.0.is_empty() || planted(Bug::LossBesideUntold) {
             return Ok(());
         }
         for client in self.agent.clients.values_mut() {
-            let id = client.id;
-            client.mark_lost(|ino| lost.beside(id, ino))?;
+            let process = (client.pid, client.start_time);
+            client.mark_lost(|ino| lost.beside(process, ino))?;
         }
         for past in &mut self.agent.past {
             past.mark_lost(&lost)?;
@@ -51,27 +62,21 @@ impl Node {
         Ok(())
     }
 
-    /// What clients of this node did that not every member is known to have: in its ring, or still in their logs.
-    fn lost_here(&self) -> Result<Lost, Failure> {
-        let mut lost = Lost::default();
-        for client in self.agent.clients.values() {
-            for ino in client.unreplicated()? {
-                lost.note(client.id, ino);
-            }
-        }
-        // What a head publishes early is no longer in the logs.
+    /// What was judged lies in the ring until all are known to have it.
+    fn note_unreplicated(&self, lost: &mut Lost) {
         let from = (self.member.all_acked.0 + 1).max(self.ring.oldest().0);
         for seq in (from..=self.ring.last().0).map(StreamSeq) {
             let Some(kept) = self.ring.get(seq).copied() else { continue };
-            let id = kept.header.client;
-            let whose = self.agent.clients.get(&id);
-            if whose.is_none_or(|client| kept.header.last_seq <= client.told_replicated()) {
+            let client = self.agent.clients.get(&kept.header.client);
+            let Some(client) = client.filter(|c| kept.header.last_seq > c.told_replicated()) else {
                 continue;
-            }
-            for (.., op) in self.chunk_in_ring(seq, &kept)?.entries() {
-                op.facts().touches().for_each(|ino| lost.note(id, ino));
+            };
+            // A damaged chunk is no reason to fail for who goes anyway.
+            let Ok(chunk) = self.chunk_in_ring(seq, &kept) else { continue };
+            for (.., op) in chunk.entries() {
+                let process = Some((client.pid, client.start_time));
+                op.facts().touches().for_each(|ino| lost.note(process, ino));
             }
         }
-        Ok(lost)
     }
 }

@@ -196,8 +196,8 @@ impl Past {
 
     /// Notes of what it has open others have lost something.
     pub(super) fn mark_lost(&mut self, lost: &Lost) -> Result<(), MediaError> {
-        let client = self.client;
-        for (ino, open) in self.pins.iter_mut().filter(|(ino, _)| lost.beside(client, **ino)) {
+        let process = self.process;
+        for (ino, open) in self.pins.iter_mut().filter(|(ino, _)| lost.beside(process, **ino)) {
             open.what |= PIN_LOST;
             if let Some(slot) = open.slot {
                 self.row.put_pin(slot, *ino, PIN_OPEN | open.what)?;

@@ -520,12 +520,12 @@ impl Node {
     /// goes on without it.
     fn leave_chain(&mut self) -> Result<(), Failure> {
         log::warn!("this node is no longer in the chain; its clients must attach anew");
-        self.note_losses()?;
         for client in self.agent.clients.values_mut() {
             let kept = client.settled.min(client.replicated);
             client.dismiss(kept);
             self.env.out.push(Effect::Detached(client.id));
         }
+        self.note_losses(true)?;
         for id in self.agent.clients.keys().copied().collect::<Vec<_>>() {
             self.retire(id)?;
         }

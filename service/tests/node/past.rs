@@ -397,7 +397,7 @@ fn a_user_whose_sessions_end_again_and_again_pushes_out_its_own_alone() {
 
 /// A process writes and syncs nothing, and their node loses its place: who has that file open beside it is told once, also when the
 /// service dies before that arrives. Nobody is told of what is whole, or of his own.
-fn losses_are_told(n: usize, read: bool, restarted: bool) {
+fn losses_are_told(n: usize, read: bool, restarted: bool, gone: bool) {
     let mut place = Place::new(3);
     let rig = &mut place.rig;
     let (mut writer, mut checkpointer) = (rig.attach(n, 1000), rig.attach(n, 1000));
@@ -424,6 +424,14 @@ fn losses_are_told(n: usize, read: bool, restarted: bool) {
     if read {
         // What it sends reaches nobody.
         rig.event(n, Event::Doorbell(writer.client));
+    }
+    if gone {
+        // Its process ends; what it did is published by a head, which the others do not hear of.
+        rig.event(n, Event::ClientGone(writer.client));
+        for _ in 0..20 {
+            rig.links.iter_mut().for_each(|(.., queue)| queue.clear());
+            rig.pass(MS);
+        }
     }
     let chain: Vec<usize> = (0..3).filter(|m| *m != n).collect();
     let loses_its_place = |place: &mut Place| {
@@ -456,6 +464,9 @@ fn losses_are_told(n: usize, read: bool, restarted: bool) {
     assert_eq!(say(&[file, whole]), (vec![file, whole], vec![file]));
     assert_eq!(say(&[]), (vec![], vec![]), "it has arrived");
     assert_eq!(say(&[file, whole]), (vec![], vec![]), "these sessions are over");
+    if gone {
+        return;
+    }
     let own = place.rig.attach_again(&writer);
     let kept = keep(&own, &mut place.rig, writer.client, &[file, whole]);
     assert_eq!(kept, [file, whole], "what it has lost itself it knows");
@@ -466,9 +477,16 @@ fn losses_are_told(n: usize, read: bool, restarted: bool) {
 fn who_has_it_open_is_told_of_what_others_lose() {
     for n in 0..2 {
         for read in [true, false] {
-            losses_are_told(n, read, false);
-            losses_are_told(n, read, true);
+            losses_are_told(n, read, false, false);
+            losses_are_told(n, read, true, false);
         }
+    }
+}
+
+#[test]
+fn who_has_it_open_is_told_of_what_the_dead_lose() {
+    for n in 0..2 {
+        losses_are_told(n, true, false, true);
     }
 }
 
@@ -478,5 +496,7 @@ fn who_has_it_open_is_told_of_what_others_lose() {
 fn losses_that_nobody_is_told_of_are_missed() {
     use base::planted::{Bug, missed};
     let test: fn() = who_has_it_open_is_told_of_what_others_lose;
-    assert_eq!(missed(&[(Bug::LossBesideUntold, test), (Bug::LossUnread, test)]), []);
+    let gone: fn() = who_has_it_open_is_told_of_what_the_dead_lose;
+    let all = [(Bug::LossBesideUntold, test), (Bug::LossUnread, test), (Bug::LossOfGone, gone)];
+    assert_eq!(missed(&all), []);
 }

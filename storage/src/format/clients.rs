@@ -33,10 +33,12 @@
 //!             lies before it is published          held (lease, pin)
 //!    104  24  zero                                      0   8  inode, 0 of a free entry
 //!                                                       8   4  lease: 1 to read, 2 to write, 3 to
-//!                                                              write what is not made yet; pin:
-//!                                                              bits 1 open, 2 opened for writing,
-//!                                                              4 closed, which the head may not
-//!                                                              know; 0 of a free entry
+//!                                                              write what is not made yet, 4 joint;
+//!                                                              pin: bits 1 open, 2 opened for
+//!                                                              writing, 4 closed, which the head
+//!                                                              may not know, 8 opened for reading,
+//!                                                              16 others have lost something of
+//!                                                              it; 0 of a free entry
 //!                                                      12   4  CRC32C (see `Held::encode`)
 //! ```
 //!

@@ -249,28 +249,31 @@ impl Client {
         Ok(found)
     }
 
-    /// Inodes to which something was done, by operations that have ended, that not every member is known to have. (Whoever appended
-    /// them needed not have a lease: of what nobody has judged yet those count that it has something to do with.)
-    pub(in crate::core) fn unreplicated(&self) -> Result<Vec<InodeId>, MediaError> {
+    /// Inodes to which something was done, by whole entries, that nobody has judged yet. (Whoever appended them needed not have a lease:
+    /// those count that it has something to do with.)
+    pub(in crate::core) fn unjudged(&self) -> Result<Vec<InodeId>, MediaError> {
         let (mut found, mut scratch) = (Vec::new(), Vec::new());
-        let mut note = |lane: usize, at: u64, head: &[u8; HEADER_BYTES]| {
+        let mut note = |(lane, at): (usize, u64), head: &[u8; HEADER_BYTES]| {
             scratch.clear();
             let copied = self.reader.copy_entry_at(&*self.media, (lane, at), head, &mut scratch)?;
-            if let Ok((header, op)) = entry::decode(&scratch, self.descriptor.incarnation) {
-                let judged = header.sequence <= self.settled;
-                let counts = |ino: &InodeId| judged || self.has_had(*ino);
-                found.extend(op.facts().touches().filter(counts));
+            if let Ok((_, op)) = entry::decode(&scratch, self.descriptor.incarnation) {
+                found.extend(op.facts().touches().filter(|ino| self.has_had(*ino)));
             }
             Ok::<_, MediaError>(copied)
         };
-        let replicated = self.told_replicated().0;
-        for mark in self.marks.iter().filter(|mark| mark.seq > replicated) {
-            if let Some(head) = self.reader.peek_at(&*self.media, mark.lane, mark.start)? {
-                note(mark.lane, mark.start, &head)?;
+        for mark in self.marks.iter().filter(|mark| mark.seq > self.settled.0) {
+            // What lies there is the client's to change: only as much is read as was there.
+            if let Some(head) = self.reader.peek_at(&*self.media, mark.lane, mark.start)?
+                && claimed_sequence(&head) == mark.seq
+                && claimed_length(&head).map(entry_bytes) == Some((mark.end - mark.start) as usize)
+            {
+                note((mark.lane, mark.start), &head)?;
             }
         }
-        // What was not read yet counts although something may be missing before it: that was another thread's.
-        for lane in self.all_lanes().filter(|_| !planted(Bug::LossUnread)) {
+        // What was not read yet counts although something may be missing before it: that was another thread's. (All that counts of who was
+        // expelled was read.)
+        let unread = !self.expelled && !planted(Bug::LossUnread);
+        for lane in self.all_lanes().filter(|_| unread) {
             let begin = self.reader.lanes[lane];
             let (mut at, mut before) = (begin, self.reader.next - 1);
             while at - begin < self.descriptor.lane_bytes
@@ -280,7 +283,7 @@ impl Client {
                 if seq <= before {
                     break;
                 }
-                let Some(total) = note(lane, at, &head)? else { break };
+                let Some(total) = note((lane, at), &head)? else { break };
                 at += total;
                 before = seq;
             }
