@@ -6,8 +6,9 @@ use alloc::vec::Vec;
 
 use base::Errno;
 use storage::format::control::CLOSED_SLOTS;
+use storage::format::rpc::SLOT_BODY;
 use storage::format::sole::SOLE_LOCKS;
-use storage::limits::{LEASE_SLOTS, RPC_SLOTS};
+use storage::limits::{LEASE_SLOTS, RPC_SLOT_BYTES, RPC_SLOTS};
 
 use super::verify::Verify;
 use crate::fs::Result;
@@ -26,7 +27,7 @@ pub struct Limits {
     pub proofs: usize,
     /// Inode numbers asked for at once: each has a lease slot until it is used.
     pub numbers: u32,
-    /// Leases and closes given back in one request: what fits a request slot, twice.
+    /// Leases and closes given back, or open inodes named, in one request: what fits a request slot, twice.
     pub posted: usize,
     /// Pieces of log remembered of a file before the extents are asked for again: 60 bytes each.
     pub log_pieces: usize,
@@ -63,6 +64,11 @@ pub struct Limits {
     pub attempts: u32,
 }
 
+/// [`Limits::posted`].
+const POSTED: usize = 4000;
+// The answer to `Keep` names each twice at most, with a zero between.
+const _: () = assert!(8 + 8 * (2 * POSTED + 1) + SLOT_BODY as usize <= RPC_SLOT_BYTES);
+
 impl Limits {
     /// As shipped.
     pub const SHIPPED: Self = Self {
@@ -71,7 +77,7 @@ impl Limits {
         names: 262_144,
         proofs: 1 << 20,
         numbers: 64,
-        posted: 4000,
+        posted: POSTED,
         log_pieces: 8192,
         write_piece: 256 << 10,
         append_piece: 1 << 20,

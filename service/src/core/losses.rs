@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 use base::planted::{Bug, planted};
 use base::{InodeId, StreamSeq};
 
+use super::client::Client;
 use super::{Failure, Node};
 
 /// A process: its number, and its start time.
@@ -67,16 +68,28 @@ impl Node {
         let from = (self.member.all_acked.0 + 1).max(self.ring.oldest().0);
         for seq in (from..=self.ring.last().0).map(StreamSeq) {
             let Some(kept) = self.ring.get(seq).copied() else { continue };
-            let client = self.agent.clients.get(&kept.header.client);
-            let Some(client) = client.filter(|c| kept.header.last_seq > c.told_replicated()) else {
-                continue;
+            let id = kept.header.client;
+            let process = match self.agent.clients.get(&id) {
+                Some(c) if kept.header.last_seq > c.told_replicated() => {
+                    Some((c.pid, c.start_time))
+                }
+                None if self.agent.ended.contains_key(&id) => None,
+                _ => continue,
             };
             // A damaged chunk is no reason to fail for who goes anyway.
             let Ok(chunk) = self.chunk_in_ring(seq, &kept) else { continue };
             for (.., op) in chunk.entries() {
-                let process = Some((client.pid, client.start_time));
                 op.facts().touches().for_each(|ino| lost.note(process, ino));
             }
+        }
+    }
+
+    /// A client is forgotten, whose log is published here, which a head does before all have it: until then what it did may be lost.
+    pub(super) fn remember_unreplicated(&mut self, client: &Client) {
+        let acked = self.member.all_acked;
+        self.agent.ended.retain(|_, upto| *upto > acked);
+        if client.told_replicated().0 + 1 < client.next().0 && !planted(Bug::LossOfGone) {
+            self.agent.ended.insert(client.id, self.ring.last());
         }
     }
 }

@@ -239,6 +239,7 @@ impl Node {
             return self.remove_client(id);
         }
         let Some(mut client) = self.agent.clients.remove(&id) else { return Ok(()) };
+        self.remember_unreplicated(&client);
         client.collect_closed()?;
         client.close();
         // The row is sealed: without its log it is one of these at the next start.
