@@ -1,6 +1,6 @@
 //! What block devices are made of: the sources that `corbel nbd` and `corbel ublk` serve, and the cache before them.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use block::device::{Blocking, Device, Disk, Memory, PlainFile, ReadOnly, Threads, VolumeFile};
@@ -65,6 +65,8 @@ pub struct Opener<'a> {
     global: &'a Global,
     args: &'a SourceArgs,
     waiting: Waiting,
+    /// The socket of the volume's node, if it is not the configuration's.
+    socket: Option<PathBuf>,
     /// The volume, once it was asked for.
     volume: Option<Arc<dyn FileSystem>>,
 }
@@ -72,7 +74,12 @@ pub struct Opener<'a> {
 impl<'a> Opener<'a> {
     /// One that opens as it is told on the command line.
     pub fn new(global: &'a Global, args: &'a SourceArgs, waiting: Waiting) -> Self {
-        Self { global, args, waiting, volume: None }
+        Self { global, args, waiting, socket: None, volume: None }
+    }
+
+    /// The same, with the volume of the node behind that socket.
+    pub fn at(self, socket: Option<PathBuf>) -> Self {
+        Self { socket, ..self }
     }
 
     /// Opens what a source names.
@@ -159,7 +166,10 @@ impl<'a> Opener<'a> {
         if let Some(fs) = &self.volume {
             return Ok(Arc::clone(fs));
         }
-        let socket = self.global.load()?.node.socket;
+        let socket = match &self.socket {
+            Some(socket) => socket.clone(),
+            None => self.global.load()?.node.socket,
+        };
         let fs = crate::mount::open_source(&socket.display().to_string())?;
         Ok(Arc::clone(self.volume.insert(fs)))
     }

@@ -32,7 +32,8 @@ use records::{Held, Made, Records};
         corbel ublk list\n  \
         corbel ublk delete 7\n\n\
         A server that was killed leaves its device behind, and what uses it waits. Started again with the same\n\
-        source, or with --recover ID, it takes the device over, and nothing has failed.\n\n", sources_help!(), "\n\
+        source, or with --recover ID, it takes the device over, and nothing has failed. With --write-back, or in\n\
+        memory, something would be lost of which nobody knows: then the device goes with its server.\n\n", sources_help!(), "\n\
         It takes root, and ublk_drv of Linux 6.5 or later (modprobe ublk_drv). Elsewhere: corbel nbd.")
 )]
 pub struct UblkArgs {
@@ -150,7 +151,8 @@ fn serve(global: &Global, out: &Output, args: &UblkArgs) -> Result<()> {
     // One at a time looks for what is there and adds to it.
     let turn = records.turn()?;
     let plan = plan(global, args, &mut control, &records)?;
-    let mut opener = Opener::new(global, &plan.how, Waiting::Threads);
+    let opener = Opener::new(global, &plan.how, Waiting::Threads);
+    let mut opener = opener.at(plan.made.socket.clone());
     let device = opener.open(&plan.made.source)?;
     let recovered = plan.over.is_some();
     let (server, held) = match plan.over {
@@ -160,7 +162,7 @@ fn serve(global: &Global, out: &Output, args: &UblkArgs) -> Result<()> {
                 id: args.id,
                 queues: args.queues,
                 depth: args.depth,
-                lasting: plan.made.identity.is_some(),
+                lasting: plan.made.lasts(),
                 zero_copy: !args.copy,
                 mark: plan.made.mark,
             };
@@ -222,16 +224,20 @@ fn plan(
         })?;
         let held = held.take(|| served(&held_source(&info), id, info.pid))?;
         let made = held.made().clone();
-        if made.identity.is_none() {
+        if !made.lasts() {
             return Err(gone(id, &made.source));
         }
         return Ok(Plan { how: made.how(), made, over: Some((id, held)) });
     }
     let source = args.source.clone().unwrap_or_default();
-    let identity = identity(global, &source, args.how.read_only)?;
+    let socket = match source.starts_with("volume:") {
+        true => Some(global.load()?.node.socket),
+        false => None,
+    };
+    let identity = identity(&source, socket.as_deref(), args.how.read_only);
     let drawn = std::hash::RandomState::new().build_hasher().finish();
     let mark = OURS | (drawn & u64::from(u32::MAX));
-    let made = Made::new(source, identity, mark, &args.how);
+    let made = Made::new(source, socket, identity, mark, &args.how);
     let mut over = None;
     for held in records.all()? {
         if made.identity.is_none() || held.made().identity != made.identity {
@@ -253,6 +259,13 @@ fn plan(
                 what,
                 "leave --id out, or remove that one: corbel ublk delete ID",
             ));
+        }
+        if !made.lasts() {
+            let what =
+                format!("{}: it is {} already, which outlives its server", made.source, node(id));
+            let remedy =
+                "start it without --write-back; or remove that one first: corbel ublk delete ID";
+            return Err(Failure::failed(what, remedy));
         }
         over = Some((id, held));
         break;
@@ -279,28 +292,29 @@ fn served(source: &str, id: u32, pid: i32) -> Failure {
 }
 
 fn gone(id: u32, source: &str) -> Failure {
-    let what = format!("{}: {source} was in the server's memory, and is gone with it", node(id));
+    let what = format!(
+        "{}: something of {source} was in the server's memory alone, and is gone with it",
+        node(id)
+    );
     Failure::failed(what, "remove it: corbel ublk delete ID")
 }
 
 /// What makes two servers serve the same; none where that cannot be: what is in memory goes with its server.
-fn identity(global: &Global, source: &str, read_only: bool) -> Result<Option<String>> {
+fn identity(source: &str, socket: Option<&Path>, read_only: bool) -> Option<String> {
+    // However it was written.
+    let whole = |path: &str| {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
+        std::fs::canonicalize(&path).unwrap_or(path).display().to_string()
+    };
     let (kind, rest) = source.split_once(':').unwrap_or((source, ""));
-    let what = match kind {
-        "memory" => return Ok(None),
-        "volume" => format!("volume:{}:{rest}", global.load()?.node.socket.display()),
-        "file" => {
-            let path = std::path::absolute(rest).unwrap_or_else(|_| rest.into());
-            format!("file:{}", std::fs::canonicalize(&path).unwrap_or(path).display())
-        }
-        "pool" => {
-            let (file, image) = rest.rsplit_once(':').unwrap_or((rest, ""));
-            let path = std::path::absolute(file).unwrap_or_else(|_| file.into());
-            format!("pool:{}:{image}", std::fs::canonicalize(&path).unwrap_or(path).display())
-        }
+    let what = match (kind, socket, rest.rsplit_once(':')) {
+        ("memory", ..) => return None,
+        ("volume", Some(socket), _) => format!("volume:{}:{rest}", socket.display()),
+        ("file", ..) => format!("file:{}", whole(rest)),
+        ("pool", _, Some((file, image))) => format!("pool:{}:{image}", whole(file)),
         _ => source.to_owned(),
     };
-    Ok(Some(if read_only { format!("{what} (read only)") } else { what }))
+    Some(if read_only { format!("{what} (read only)") } else { what })
 }
 
 /// Whether somebody has mounted the disk, or keeps it for himself otherwise.
@@ -372,4 +386,22 @@ fn list(out: &Output) -> Result<()> {
         }
     });
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_same_is_known_however_it_is_written() {
+        let socket = Path::new("/run/a");
+        let of = |source: &str| identity(source, Some(socket), false);
+        let here = std::env::current_dir().unwrap();
+        assert_eq!(of("file:x.img"), of(&format!("file:{}/x.img", here.display())));
+        assert_eq!(of("pool:/etc/../etc/p:a"), of("pool:/etc/p:a"));
+        assert_ne!(of("pool:/etc/p:a"), of("pool:/etc/p:b"));
+        assert_ne!(of("volume:/a"), identity("volume:/a", Some(Path::new("/run/b")), false));
+        assert_ne!(of("file:/a"), identity("file:/a", None, true));
+        assert_eq!(of("memory:1MiB"), None);
+    }
 }

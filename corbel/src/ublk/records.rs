@@ -20,6 +20,8 @@ const DIR: &str = "/run/corbel/ublk";
 pub struct Made {
     /// As it was written on the command line.
     pub source: String,
+    /// Where the node of the volume is, if it is a file of one.
+    pub socket: Option<PathBuf>,
     /// What makes it the same as another; none: nothing does.
     pub identity: Option<String>,
     /// The number that the kernel keeps with the device.
@@ -31,9 +33,21 @@ pub struct Made {
 
 impl Made {
     /// Of a source, opened like that.
-    pub fn new(source: String, identity: Option<String>, mark: u64, how: &SourceArgs) -> Self {
+    pub fn new(
+        source: String,
+        socket: Option<PathBuf>,
+        identity: Option<String>,
+        mark: u64,
+        how: &SourceArgs,
+    ) -> Self {
         let (read_only, cache, write_back) = (how.read_only, how.cache, how.write_back);
-        Self { source, identity, mark, read_only, cache, write_back }
+        Self { source, socket, identity, mark, read_only, cache, write_back }
+    }
+
+    /// Whether a device of it may outlive its server. Not if something that was answered would be gone with that: whoever uses the disk
+    /// goes on, and would never know.
+    pub fn lasts(&self) -> bool {
+        self.identity.is_some() && !self.write_back
     }
 
     /// The same under another mark.
@@ -176,18 +190,32 @@ mod tests {
     use super::*;
 
     #[test]
+    fn what_is_in_memory_alone_does_not_last() {
+        let how =
+            |write_back| SourceArgs { size: None, read_only: false, cache: Some(1), write_back };
+        let made = |identity: Option<&str>, write_back| {
+            Made::new("a".into(), None, identity.map(str::to_owned), 1, &how(write_back)).lasts()
+        };
+        assert!(made(Some("a"), false) && !made(Some("a"), true) && !made(None, false));
+    }
+
+    #[test]
     fn records_are_found_again_and_locked() {
         let dir = std::env::temp_dir().join(format!("corbel-ublk-records-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         let records = Records::at(&dir).unwrap();
         let how =
             SourceArgs { size: Some(1), read_only: true, cache: Some(512), write_back: false };
-        let made = Made::new("file:/a".into(), Some("file:/a".into()), 77, &how);
+        let made = Made::new("file:/a".into(), None, Some("file:/a".into()), 77, &how);
         let held = records.add(3, &made).unwrap();
         let taken = || Failure::failed("taken", "");
         let again = records.get(3).unwrap().unwrap();
         assert_eq!((again.made(), again.id()), (&made, 3));
-        assert!(again.made().how().read_only && again.made().how().size.is_none());
+        assert!(
+            again.made().lasts()
+                && again.made().how().read_only
+                && again.made().how().size.is_none()
+        );
         assert_eq!(again.take(taken).unwrap_err().message, "taken");
         drop(held);
         let again = records.all().unwrap().remove(0).take(taken).unwrap();

@@ -105,13 +105,14 @@ disk() {
     shift
     serve "$@" || { failed "$name: does not start"; return; }
     echo "    $name: $(cat said)"
+    local first=$id
     load && ok "$name: fio verifies" || failed "$name: fio"
     blkdiscard -z -o 1048576 -l 1048576 "$device" && cmp -n 1048576 -i 1048576:0 "$device" /dev/zero && ok "$name: zeroes" || failed "$name: zeroes"
     "$corbel" ublk --json "$@" >out 2>&1
     [ $? = 1 ] && grep -q "served already" out && ok "$name: served once" || failed "$name: served twice"
     mkfs.ext4 -q "$device" >out 2>&1 && mount -o discard "$device" /mnt || { failed "$name: mkfs and mount"; return; }
     tar -C /usr/share -cf - --exclude=doc zoneinfo | tar -C /mnt -xf - && (cd /usr/share && find zoneinfo -type f -exec md5sum {} +) >sums
-    "$corbel" ublk delete "$id" >out 2>&1
+    "$corbel" ublk delete "$first" >out 2>&1
     [ $? = 1 ] && grep -q "in use" out && ok "$name: in use stays" || failed "$name: deleted in use"
     sync
     crash
@@ -121,8 +122,13 @@ disk() {
     local reader=$!
     sleep 2
     kill -0 $reader 2>/dev/null || failed "$name: who reads does not wait"
-    serve --recover "$id" || failed "$name: --recover"
-    [ "$(field recovered)" = true ] || failed "$name: not taken over"
+    if ! serve --recover "$id" || [ "$(field recovered)" != true ]; then
+        failed "$name: --recover"
+        # Else what waits for it waits for ever.
+        "$corbel" ublk delete --force "$first" >/dev/null
+        umount /mnt
+        return
+    fi
     wait $reader && ok "$name: files are there after a crash" || { cp compared out; failed "$name: files"; }
     umount /mnt && e2fsck -fn "$device" >out 2>&1 && ok "$name: e2fsck" || failed "$name: e2fsck"
     crashes 2 "$@" && ok "$name: fio verifies through two crashes" || failed "$name: fio through crashes"
@@ -140,7 +146,18 @@ if wanted file; then
     dd if="$device" bs=1M 2>/dev/null | cmp - /tmp/disk.img && ok "file: what is read" || failed "file: what is read"
     end || failed "read only: does not end"
     disk "file, copied" file:/tmp/disk.img --copy
-    disk "file, cached" file:/tmp/disk.img --cache 4MiB --write-back
+    disk "file, cached" file:/tmp/disk.img --cache 4MiB
+    # What was answered and is in the cache alone would be lost unseen: the disk goes with its server, and whoever uses it gets errors.
+    serve file:/tmp/disk.img --cache 4MiB --write-back || failed "write-back: does not start"
+    load && ok "write-back: fio verifies" || failed "write-back: fio"
+    crash
+    until_true 30 test ! -e "/sys/block/ublkb$id" && ok "write-back: goes with its server" || failed "write-back: stays"
+    serve file:/tmp/disk.img || failed "write-back: does not start again"
+    [ "$(field recovered)" = false ] && ok "write-back: is made anew" || failed "write-back: is taken over"
+    crash
+    "$corbel" ublk file:/tmp/disk.img --cache 4MiB --write-back --json >out 2>&1
+    [ $? = 1 ] && grep -q "without --write-back" out && ok "write-back: does not take over" || failed "write-back: takes over"
+    "$corbel" ublk delete "$id" >out 2>&1 && ok "a device without a server is removed" || failed "a device without a server"
     rm -f disk.img
 fi
 
