@@ -80,7 +80,7 @@ enum UblkVerb {
 }
 
 /// Marks of devices that are ours have this above.
-const OURS: u64 = (u32::from_be_bytes(*b"crbl") as u64) << 32;
+const OURS: u64 = (u32::from_le_bytes(*b"crbl") as u64) << 32;
 
 fn is_ours(info: &Info) -> bool {
     info.mark >> 32 == OURS >> 32
@@ -247,9 +247,9 @@ fn plan(
         let info = control.info(id).map_err(failure)?;
         let Some(info) = info.filter(|info| info.mark == held.made().mark) else { continue };
         let held = held.take(|| served(&made.source, id, info.pid))?;
-        if info.state == state::DEAD {
-            // It has no disk: nobody uses it, and nobody can.
-            control.delete(id).map_err(failure)?;
+        if info.state == state::DEAD || info.flags & flag::USER_RECOVERY == 0 {
+            // It goes with its server, which is gone: nobody can use it any more.
+            control.stop(id).and_then(|()| control.delete(id)).map_err(failure)?;
             held.remove();
             continue;
         }

@@ -72,6 +72,10 @@ if wanted driver; then
     [ $? = 7 ] && grep -q "modprobe ublk_drv" out && ok "no driver is told" || failed "no driver"
 fi
 /tmp/suite/busybox insmod /tmp/suite/ublk_drv.ko || failed insmod
+if wanted driver; then
+    setpriv --reuid 65534 --regid 65534 --clear-groups "$corbel" ublk memory:1MiB >out 2>&1
+    [ $? = 7 ] && grep -q "run as root" out && ok "no right is told" || failed "no right"
+fi
 
 if wanted memory; then
     if serve memory:64MiB --queues 2 --depth 32; then
