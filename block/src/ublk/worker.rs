@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use base::planted::{Bug, planted};
 use rustix::event::{EventfdFlags, eventfd};
 
 use super::abi::Description;
@@ -82,9 +83,14 @@ pub fn run(
     }
     let (mut events, mut done) = (Vec::new(), Vec::new());
     while !queue.is_over() {
-        completions.asleep.store(true, Ordering::SeqCst);
+        let late = planted(Bug::BellTooLate);
+        completions.asleep.store(!late, Ordering::SeqCst);
         // What was added before that did not ring.
         completions.swap(&mut done);
+        if late {
+            std::thread::yield_now();
+            completions.asleep.store(true, Ordering::SeqCst);
+        }
         if done.is_empty() {
             kernel.wait(completions.bell.as_fd(), &mut events)?;
         }
