@@ -229,7 +229,7 @@ fn plan(
         }
         return Ok(Plan { how: made.how(), made, over: Some((id, held)) });
     }
-    let source = args.source.clone().unwrap_or_default();
+    let source = absolute(args.source.as_deref().unwrap_or_default());
     let socket = match source.starts_with("volume:") {
         true => Some(global.load()?.node.socket),
         false => None,
@@ -299,19 +299,39 @@ fn gone(id: u32, source: &str) -> Failure {
     Failure::failed(what, "remove it: corbel ublk delete ID")
 }
 
+/// A source that is the same from every directory: the next server may be started in another one.
+fn absolute(source: &str) -> String {
+    let whole = |path: &str| match std::path::absolute(path) {
+        Ok(path) => path.display().to_string(),
+        // What is no path is told by whoever opens it.
+        Err(_) => path.to_owned(),
+    };
+    let (kind, rest) = source.split_once(':').unwrap_or((source, ""));
+    match (kind, rest.rsplit_once(':')) {
+        ("file", _) => format!("file:{}", whole(rest)),
+        ("pool", Some((file, image))) => format!("pool:{}:{image}", whole(file)),
+        _ => source.to_owned(),
+    }
+}
+
 /// What makes two servers serve the same; none where that cannot be: what is in memory goes with its server.
 fn identity(source: &str, socket: Option<&Path>, read_only: bool) -> Option<String> {
-    // However it was written.
-    let whole = |path: &str| {
-        let path = std::path::absolute(path).unwrap_or_else(|_| path.into());
-        std::fs::canonicalize(&path).unwrap_or(path).display().to_string()
+    // Whatever links lead there. (It may be about to be made.)
+    let found = |path: &str| {
+        let path = Path::new(path);
+        let made = || {
+            let (dir, name) = (path.parent()?, path.file_name()?);
+            Some(std::fs::canonicalize(dir).ok()?.join(name))
+        };
+        let found = std::fs::canonicalize(path).ok().or_else(made);
+        found.unwrap_or_else(|| path.to_owned()).display().to_string()
     };
     let (kind, rest) = source.split_once(':').unwrap_or((source, ""));
     let what = match (kind, socket, rest.rsplit_once(':')) {
         ("memory", ..) => return None,
         ("volume", Some(socket), _) => format!("volume:{}:{rest}", socket.display()),
-        ("file", ..) => format!("file:{}", whole(rest)),
-        ("pool", _, Some((file, image))) => format!("pool:{}:{image}", whole(file)),
+        ("file", ..) => format!("file:{}", found(rest)),
+        ("pool", _, Some((file, image))) => format!("pool:{}:{image}", found(file)),
         _ => source.to_owned(),
     };
     Some(if read_only { format!("{what} (read only)") } else { what })
@@ -395,8 +415,10 @@ mod tests {
     #[test]
     fn the_same_is_known_however_it_is_written() {
         let socket = Path::new("/run/a");
-        let of = |source: &str| identity(source, Some(socket), false);
+        let of = |source: &str| identity(&absolute(source), Some(socket), false);
         let here = std::env::current_dir().unwrap();
+        assert_eq!(absolute("file:x.img"), format!("file:{}/x.img", here.display()));
+        assert_eq!(absolute("rbd:a/b"), "rbd:a/b");
         assert_eq!(of("file:x.img"), of(&format!("file:{}/x.img", here.display())));
         assert_eq!(of("pool:/etc/../etc/p:a"), of("pool:/etc/p:a"));
         assert_ne!(of("pool:/etc/p:a"), of("pool:/etc/p:b"));

@@ -12,8 +12,8 @@ use serde::{Deserialize, Serialize};
 use crate::failure::{Context, Failure, Result};
 use crate::source::SourceArgs;
 
-/// Where they are.
-const DIR: &str = "/run/corbel/ublk";
+/// Where they are: root's alone, since what is written there is opened by root. (`/run/corbel` is the services' user's, and goes with them.)
+const DIR: &str = "/run/corbel-ublk";
 
 /// What a device is made of.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,7 +89,7 @@ impl Records {
     }
 
     fn at(dir: &Path) -> Result<Self> {
-        let made = std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir);
+        let made = std::fs::DirBuilder::new().recursive(true).mode(0o700).create(dir);
         made.context(dir.display())?;
         Ok(Self(dir.to_owned()))
     }

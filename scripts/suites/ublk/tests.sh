@@ -51,16 +51,17 @@ load() {
 }
 # crashes COUNT SERVE-ARGS...: fio verifies while its server is killed and started again; it sees nothing of that
 crashes() {
-    local count=$1 first=$id
+    local count=$1 first=$id n
     shift
     load --time_based --runtime=$((count * 8 + 6)) &
     local fio=$!
-    for _ in $(seq "$count"); do
+    for n in $(seq "$count"); do
         sleep 4
         kill -0 $fio 2>/dev/null || { failed "fio ended early"; return 1; }
         crash
         [ "$(cat /sys/block/ublkb"$id"/size)" -gt 0 ] || { failed "the device is gone"; return 1; }
-        sleep 1
+        # At once, and after a while.
+        [ $((n % 2)) = 1 ] || sleep 1
         serve "$@" || { failed "it does not come back"; return 1; }
         [ "$(field recovered)" = true ] && [ "$id" = "$first" ] || { cp said out; failed "not taken over"; return 1; }
     done
