@@ -25,7 +25,6 @@ use records::{Held, Made, Records};
 /// Arguments of `corbel ublk`.
 #[derive(Args, Debug, Clone)]
 #[command(
-    args_conflicts_with_subcommands = true,
     subcommand_negates_reqs = true,
     after_help = concat!("Examples:\n  corbel ublk volume:/disks/vm.img --size 20GiB       /dev/ublkb0, until SIGTERM; the file is made if it is not there\n  \
         corbel ublk pool:/etc/corbel/vm.pool:disk1 --cache --write-back --id 7\n  \
@@ -123,6 +122,11 @@ fn failure(error: Error) -> Failure {
 
 /// Runs `corbel ublk`.
 pub fn run(global: &Global, out: &Output, args: &UblkArgs) -> Result<()> {
+    let serves = args.source.is_some() || args.recover.is_some() || args.id.is_some();
+    if args.verb.is_some() && serves {
+        let remedy = "list and delete stand alone: corbel ublk list, corbel ublk delete ID";
+        return Err(Failure::new(Kind::Usage, "a device to serve, and something else", remedy));
+    }
     match &args.verb {
         Some(UblkVerb::List) => list(out),
         Some(UblkVerb::Delete { id, force }) => delete(out, *id, *force),

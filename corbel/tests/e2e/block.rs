@@ -169,6 +169,9 @@ fn ublk_says_what_it_lacks() {
         &["memory:1MiB", "--write-back"],
         &["memory:1MiB", "--id", "-1"],
         &["delete"],
+        &["delete", "x"],
+        &["memory:1MiB", "list"],
+        &["--id", "1", "list"],
     ] {
         let (status, error) = code(wrong);
         assert_eq!((status, &error["code"]), (Some(2), &"usage".into()), "{wrong:?}: {error}");

@@ -86,6 +86,7 @@ if wanted memory; then
             ok "memory: what the disk is like" || failed "memory: what the disk is like"
         load --numjobs=2 --offset_increment=30m && ok "memory: fio verifies" || failed "memory: fio"
         blkdiscard "$device" && cmp -n 67108864 "$device" /dev/zero && ok "memory: discarded" || failed "memory: blkdiscard"
+        "$corbel" ublk --json list >out 2>&1 && grep -q '"source":"memory:64MiB"' out && ok "list for programs" || failed "list --json"
         "$corbel" ublk list >out 2>&1 && grep -q "$device *live *64MiB .*memory:64MiB" out && ok "list" || failed "list"
         "$corbel" ublk delete "$id" --json >out 2>&1 && wait $server && [ ! -e "$device" ] && ok "deleted from outside" || failed "delete"
         "$corbel" ublk delete "$id" --json >out 2>&1
