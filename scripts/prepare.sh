@@ -77,7 +77,7 @@ install_packages() {
 if [ "${1:-}" = ublk ]; then
     cd "$(dirname "$0")/.."
     # Where this machine's packages come from, and whose signature they bear.
-    archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Codename: bookworm' 2>/dev/null | head -n 1)
+    archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' 2>/dev/null | head -n 1)
     keys=/usr/share/keyrings/debian-archive-keyring.gpg
     for suite in trixie trixie-backports; do
         [ ! -e "target/tools/ublk/$suite/vmlinuz" ] || continue
@@ -105,9 +105,10 @@ if [ "${1:-}" = ublk ]; then
             [ -n "$image" ] || exit 1
             cd "$work"
             for package in $image $(needs "$image" linux-binary) $(needs "$image" linux-modules); do
-                apt-get $apart download -qq "$package" && dpkg-deb --fsys-tarfile "$package"_*.deb | tar -x -C root
+                apt-get $apart download -qq "$package" || exit 1
+                dpkg-deb --fsys-tarfile "$package"_*.deb | tar -x -C root
             done
-        )
+        ) || { echo "prepare: no kernel of $suite could be had: guests with it say that they are skipped" >&2; rm -rf "$work"; continue; }
         rm -rf "$fresh"
         mkdir -p "$fresh"
         find "$work/root" -name ublk_drv.ko -exec cp {} "$fresh/" \;
