@@ -13,10 +13,12 @@ SECONDS ?= 3600
 soak: prepare
 	@SECONDS_TOTAL=$(SECONDS) scripts/soak.sh
 
-# Suites of others in a real guest, for each back end of a virtio-fs device, or for those named: make guests BACKENDS="corbel pair".
+# Suites of others in a real guest, for each back end of a virtio-fs device, or for those named: make guests BACKENDS="corbel pair". Without
+# names also a guest that is moved, and corbel ublk under kernels that have its driver.
 guests: prepare
 	@scripts/suites/guest.sh $(BACKENDS)
 	@[ -n "$(BACKENDS)" ] || scripts/suites/move.sh
+	@[ -n "$(BACKENDS)" ] || scripts/suites/ublk.sh
 
 prepare:
 	@scripts/prepare.sh

@@ -28,7 +28,8 @@ if [ "${1:-}" = tools ] && [ "$(id -u)" = 0 ]; then
 fi
 # A guest of its own, in software emulation (virtiofs/tests/guest.rs).
 guest=no
-[ "${1:-}" != tools ] || [ "$(uname -m)" != x86_64 ] || guest=yes
+case "${1:-}" in tools | ublk) [ "$(uname -m)" != x86_64 ] || guest=yes ;; esac
+[ "${1:-}" != ublk ] || needed="$needed fio:fio mkfs.ext4:e2fsprogs blkdiscard:util-linux xz:xz-utils"
 [ $guest = no ] || needed="$needed qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio dpkg-deb:dpkg"
 missing=""
 for pair in $needed; do
@@ -70,6 +71,54 @@ install_packages() {
     trap - EXIT INT TERM HUP
 }
 [ -z "$missing" ] || install_packages
+
+# Guests that have ublk_drv, which Debian 12's own kernels have not (scripts/suites/ublk.sh): the kernels of Debian 13, and the newest
+# that its backports have. Each lies in target/tools/ublk/SUITE, with the modules that are not part of it.
+if [ "${1:-}" = ublk ]; then
+    cd "$(dirname "$0")/.."
+    # Where this machine's packages come from, and whose signature they bear.
+    archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' 2>/dev/null | head -n 1)
+    keys=/usr/share/keyrings/debian-archive-keyring.gpg
+    for suite in trixie trixie-backports; do
+        [ ! -e "target/tools/ublk/$suite/vmlinuz" ] || continue
+        if [ -z "$archive" ] || [ ! -e $keys ]; then
+            echo "prepare: this machine knows no archive of Debian: no kernels with ublk_drv" >&2
+            exit 0
+        fi
+        echo "prepare: unpacking a kernel of $suite in target/tools/ublk"
+        work=$(mktemp -d)
+        fresh="target/tools/ublk/$suite.new"
+        trap 'rm -rf "$work" "$fresh"' EXIT
+        trap 'exit 130' INT TERM HUP
+        chmod 755 "$work"
+        mkdir -p "$work/lists/partial" "$work/cache/archives/partial" "$work/root"
+        # (apt downloads as its own user.)
+        [ "$(id -u)" != 0 ] || chown -R _apt "$work"
+        echo "deb [signed-by=$keys] $archive $suite main" >"$work/sources"
+        # Lists of its own: those of this machine stay as they are.
+        apart="-o Dir::Etc::sourcelist=$work/sources -o Dir::Etc::sourceparts=- -o Dir::State::lists=$work/lists -o Dir::Cache=$work/cache"
+        # shellcheck disable=SC2086  # options
+        (
+            apt-get $apart update -qq || exit 1
+            needs() { apt-cache $apart depends "$1" | sed -n "s/^ *Depends: *\($2-[0-9][^ ]*\)\$/\1/p"; }
+            image=$(needs linux-image-cloud-amd64 linux-image)
+            [ -n "$image" ] || exit 1
+            cd "$work"
+            for package in $image $(needs "$image" linux-binary) $(needs "$image" linux-modules); do
+                apt-get $apart download -qq "$package" || exit 1
+                dpkg-deb --fsys-tarfile "$package"_*.deb | tar -x -C root
+            done
+        ) || { echo "prepare: no kernel of $suite could be had: guests with it say that they are skipped" >&2; rm -rf "$work"; continue; }
+        rm -rf "$fresh"
+        mkdir -p "$fresh"
+        find "$work/root" -name ublk_drv.ko -exec cp {} "$fresh/" \;
+        find "$work/root" -name ublk_drv.ko.xz -exec sh -c 'xz -dc "$1" >"$2/ublk_drv.ko"' sh {} "$fresh" \;
+        cp "$(find "$work/root" -name 'vmlinuz*' | head -n 1)" "$fresh/vmlinuz"
+        rm -rf "target/tools/ublk/$suite" "$work"
+        mv "$fresh" "target/tools/ublk/$suite"
+    done
+    exit 0
+fi
 
 # Suites that the tests run (corbel/tests/e2e/suites.rs), once: they stay in target/tools.
 [ "${1:-}" = tools ] || exit 0

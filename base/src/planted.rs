@@ -616,6 +616,10 @@ pub enum Bug {
     EpochNotCounted = 420,
     /// A small write is laid over what was seen of an object, though some stores were silent.
     LaidOverUnseen = 421,
+    /// A move of ublk that was cut short counts as all of it.
+    MoveCutShort = 422,
+    /// A queue of ublk looks for what was completed, and only then says that it must be woken.
+    BellTooLate = 423,
     /// Who has waited for a lane waits for it once more when he copies before he locks.
     OwnLaneAwaited = 430,
     /// A read begins anew each time that others have written meanwhile.
@@ -2108,6 +2112,16 @@ impl Bug {
             Bug::LaidOverUnseen,
             "laid-over-unseen",
             "a small write is laid over what was seen of an object, though some stores were silent",
+        ),
+        (
+            Bug::MoveCutShort,
+            "move-cut-short",
+            "a move of ublk that was cut short counts as all of it",
+        ),
+        (
+            Bug::BellTooLate,
+            "bell-too-late",
+            "a queue of ublk looks for what was completed, and only then says that it must be woken",
         ),
         (
             Bug::OwnLaneAwaited,

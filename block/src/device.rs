@@ -1,4 +1,4 @@
-//! The contract between block front ends (NBD), the layers in the middle, and what keeps the bytes.
+//! The contract between block front ends (NBD, ublk), the layers in the middle, and what keeps the bytes.
 //!
 //! A [`Device`] takes [`Request`]s and completes each exactly once, in any order, from any thread, also before
 //! `submit` returns. Its promises are a disk's: what was completed before a flush was submitted is durable when
@@ -12,6 +12,7 @@ mod memory;
 mod threads;
 mod volume;
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use base::Errno;
@@ -157,6 +158,11 @@ pub trait Device: Send + Sync {
     fn submit(&self, request: Request);
     /// Whether `submit` returns at once with a request like that, so that the thread which reads requests may call it.
     fn is_prompt(&self, op: &Op) -> bool;
+    /// The file of this machine whose bytes are the device's, at the same offsets: who can may read and write them there himself, without a
+    /// request. Everything else is asked of the device, a flush for what was written there included.
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
     /// Takes several that are in flight together; what they share (one flush for all) is done once.
     fn submit_many(&self, requests: Vec<Request>) {
         for request in requests {
@@ -205,6 +211,10 @@ pub trait Disk: Send + Sync {
     fn zero(&self, offset: u64, len: u64, no_hole: bool) -> Result<(), Errno>;
     /// Extents from `offset`, as [`Answer::Extents`].
     fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, Errno>;
+    /// As [`Device::file`].
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 }
 
 /// A [`Disk`] as a device: requests are done where they are submitted.
@@ -279,6 +289,10 @@ impl<D: Disk> Device for Blocking<D> {
         }
     }
 
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.0.file()
+    }
+
     /// All are carried out first, in their order, and then one flush serves every one that asks for durability:
     /// a flush owes nothing to what had not been completed when it came, and here it gives more than it owes.
     fn submit_many(&self, requests: Vec<Request>) {
@@ -325,6 +339,10 @@ impl Device for ReadOnly {
 
     fn is_prompt(&self, op: &Op) -> bool {
         self.0.is_prompt(op)
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.0.file()
     }
 }
 

@@ -65,6 +65,8 @@ pub enum Verb {
     Virtiofs(Box<crate::virtiofs::VirtiofsArgs>),
     /// Serve block devices to NBD clients
     Nbd(crate::nbd::NbdArgs),
+    /// Be a block device of this machine's kernel, over io_uring
+    Ublk(crate::ublk::UblkArgs),
     /// Images over stores: replicated or coded, repaired and scrubbed
     #[command(subcommand)]
     Pool(crate::pool::PoolVerb),

@@ -27,8 +27,10 @@ mod scrub;
 mod serve;
 mod signals;
 mod snapshot;
+mod source;
 mod status;
 mod transfer;
+mod ublk;
 mod upgrade;
 mod virtiofs;
 mod volume;
@@ -48,6 +50,7 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
         Verb::Virtiofs(args) => virtiofs::run(global, out, &args)?,
         Verb::Pool(verb) => pool::run(out, &verb)?,
         Verb::Nbd(args) => nbd::run(global, out, &args)?,
+        Verb::Ublk(args) => ublk::run(global, out, &args)?,
         Verb::Mkfs(args) => mkfs::run(global, &args, out)?,
         Verb::Serve(args) => serve::run(global, &args)?,
         Verb::Status(args) => status::run(global, &args, out)?,

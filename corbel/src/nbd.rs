@@ -1,46 +1,34 @@
 //! `corbel nbd`: block devices for whoever speaks NBD.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::device::{Blocking, Device, Disk, Memory, PlainFile, ReadOnly, Threads, VolumeFile};
-use block::layer::{Config, Layered};
 use block::nbd::connection::{Bounds, Common};
 use block::nbd::handshake::TlsPolicy;
 use block::nbd::{Address, Export, Exports, Limits, Server, tls};
-use block::rbd::RbdImage;
 use clap::Args;
-use client::fs::{Caller, FileSystem};
 use frontend::process::EndingSignals;
 use serde_json::json;
 
 use crate::cli::Global;
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::output::Output;
-use crate::units::{parse_bytes, parse_duration};
+use crate::source::{Opener, SourceArgs, Waiting, sources_help};
+use crate::units::parse_duration;
 
-/// Threads that wait for a disk behind the cache.
-const THREADS: usize = 4;
 /// The port of NBD.
 const PORT: u16 = 10809;
 
 /// Arguments of `corbel nbd`.
 #[derive(Args, Debug, Clone)]
 #[command(
-    after_help = "Examples:\n  corbel nbd volume:/disks/vm.img --size 20GiB        a file of the volume, made if it is not there\n  \
+    after_help = concat!("Examples:\n  corbel nbd volume:/disks/vm.img --size 20GiB        a file of the volume, made if it is not there\n  \
         corbel nbd --export a=volume:/a.img --export b=file:/srv/b.img --listen unix:/run/nbd.sock\n  \
-        corbel nbd file:/srv/disk.img --listen 0.0.0.0:10809 --tls /etc/corbel/nbd --tls-verify-peer\n\n\
-        Sources:\n  \
-        volume:/PATH   a file of the Corbel volume; a flush means all replicas\n  \
-        file:PATH      a file or block device of this machine\n  \
-        pool:FILE:NAME an image of a pool (corbel pool)\n  \
-        rbd:[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE]\n                 \
-        an image of Ceph's RBD, through librados (apt install librados2)\n  \
-        memory:SIZE    memory, gone at the end\n\n\
+        corbel nbd file:/srv/disk.img --listen 0.0.0.0:10809 --tls /etc/corbel/nbd --tls-verify-peer\n\n", sources_help!(), "\n\
         Clients:\n  nbdinfo nbd://localhost\n  \
         qemu-img info 'nbd+unix:///a?socket=/run/nbd.sock'\n  \
-        nbd-client localhost /dev/nbd0 -N a"
+        nbd-client localhost /dev/nbd0 -N a")
 )]
 pub struct NbdArgs {
     /// What to serve under the empty name
@@ -52,12 +40,8 @@ pub struct NbdArgs {
     /// Where to listen: HOST:PORT or unix:PATH (repeatable)
     #[arg(long, short, value_name = "ADDRESS", default_value = "127.0.0.1:10809")]
     listen: Vec<String>,
-    /// Make files that are not there, of this size
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes)]
-    size: Option<u64>,
-    /// Refuse writes
-    #[arg(long, short)]
-    read_only: bool,
+    #[command(flatten)]
+    how: SourceArgs,
     /// Offer TLS with server-cert.pem and server-key.pem of a directory
     #[arg(long, value_name = "DIR")]
     tls: Option<PathBuf>,
@@ -73,12 +57,6 @@ pub struct NbdArgs {
     /// End connections that say nothing for this long
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     idle_timeout: Option<Duration>,
-    /// Put a cache of this size before each device, with read-ahead and merging of neighbours (32MiB; 0B: none)
-    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, num_args = 0..=1, default_missing_value = "32MiB")]
-    cache: Option<u64>,
-    /// Answer writes when they are in the cache; a flush writes them
-    #[arg(long, requires = "cache")]
-    write_back: bool,
     /// Connections at the same time
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u16).range(1..))]
     connections: u16,
@@ -103,98 +81,6 @@ fn parse_address(text: &str) -> Result<Address> {
     })
 }
 
-/// What sources are opened with.
-struct Opener<'a> {
-    global: &'a Global,
-    args: &'a NbdArgs,
-    /// The volume, once it was asked for.
-    volume: Option<Arc<dyn FileSystem>>,
-}
-
-impl Opener<'_> {
-    fn open(&mut self, source: &str) -> Result<Arc<dyn Device>> {
-        let (read_only, create) = (self.args.read_only, self.args.size);
-        let (kind, rest) = source.split_once(':').unwrap_or((source, ""));
-        let device: Arc<dyn Device> = match kind {
-            "volume" => {
-                let fs = self.volume()?;
-                let groups: Vec<u32> = rustix::process::getgroups()
-                    .unwrap_or_default()
-                    .into_iter()
-                    .map(|group| group.as_raw())
-                    .collect();
-                let caller = Caller {
-                    uid: rustix::process::geteuid().as_raw(),
-                    gid: rustix::process::getegid().as_raw(),
-                    groups: &groups,
-                    pid: std::process::id(),
-                    umask: 0,
-                };
-                let file = VolumeFile::open(fs, &caller, rest.as_bytes(), read_only, create)
-                    .map_err(|error| {
-                        let remedy = "check the path and your rights; --size SIZE makes a file";
-                        Failure::failed(format!("{source}: {error}"), remedy)
-                    })?;
-                self.layered(file)?
-            }
-            "file" => {
-                let file = PlainFile::open(Path::new(rest), read_only, create).context(source)?;
-                self.layered(file)?
-            }
-            "pool" => {
-                let (file, name) = rest
-                    .rsplit_once(':')
-                    .ok_or_else(|| usage(format!("{source}: no image"), "write pool:FILE:IMAGE"))?;
-                self.layered(crate::pool::open(Path::new(file), name, read_only)?)?
-            }
-            "rbd" => {
-                let at =
-                    rest.parse().map_err(|error: String| usage(error, "see corbel nbd --help"))?;
-                let image = RbdImage::open(&at, read_only).map_err(|error| {
-                    Failure::failed(format!("{source}: {error}"), "see docs/block.md, RBD")
-                })?;
-                self.cached(Arc::new(image))?
-            }
-            "memory" => {
-                let size = parse_bytes(rest).map_err(|error| {
-                    usage(format!("{source}: {error}"), "write for example memory:1GiB")
-                })?;
-                Arc::new(Blocking(Memory::new(size)))
-            }
-            _ => {
-                let remedy =
-                    "write volume:/PATH, file:PATH, pool:FILE:NAME, rbd:POOL/IMAGE or memory:SIZE";
-                return Err(usage(format!("{source:?} is no source"), remedy));
-            }
-        };
-        Ok(if read_only { Arc::new(ReadOnly(device)) } else { device })
-    }
-
-    /// What a disk is served through: nothing, or the cache.
-    fn layered<D: Disk + 'static>(&self, disk: D) -> Result<Arc<dyn Device>> {
-        if self.args.cache.is_none() {
-            return Ok(Arc::new(Blocking(disk)));
-        }
-        self.cached(Arc::new(Threads::new(disk, THREADS).context("starting threads")?))
-    }
-
-    /// The same for what never waits.
-    fn cached(&self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
-        let Some(cache_bytes) = self.args.cache else { return Ok(device) };
-        let config = Config { cache_bytes, write_back: self.args.write_back, ..Config::default() };
-        Ok(Arc::new(Layered::new(device, config).context("starting threads")?))
-    }
-
-    fn volume(&mut self) -> Result<Arc<dyn FileSystem>> {
-        if let Some(fs) = &self.volume {
-            return Ok(Arc::clone(fs));
-        }
-        let socket = self.global.load()?.node.socket;
-        let fs = crate::mount::open_source(&socket.display().to_string())?;
-        Ok(Arc::clone(self.volume.insert(fs)))
-    }
-}
-
 /// Runs `corbel nbd`.
 pub fn run(global: &Global, out: &Output, args: &NbdArgs) -> Result<()> {
     crate::local::tie();
@@ -203,7 +89,7 @@ pub fn run(global: &Global, out: &Output, args: &NbdArgs) -> Result<()> {
     let (policy, config) = tls_of(args, &listen)?;
     // Before the first thread, so that all of them have the signals blocked.
     let signals = EndingSignals::catch().context("catching signals")?;
-    let mut opener = Opener { global, args, volume: None };
+    let mut opener = Opener::new(global, &args.how, Waiting::Caller);
     let mut exports = Exports::new();
     let named = args.export.iter().map(|text| {
         text.split_once('=')

@@ -65,6 +65,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (407..411, "block/tests/pool.rs"),
     (411..412, "block/tests/layer.rs"),
     (412..422, "block/tests/pool.rs"),
+    (422..424, "block/tests/ublk.rs"),
     (430..433, "service/tests/node/threads.rs"),
     (433..434, "service/tests/node/locks.rs"),
     (434..435, "service/tests/node/returns.rs"),

@@ -1,7 +1,7 @@
 //! A plain file of the host (or a block device of it).
 
 use std::fs::File;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -98,6 +98,10 @@ impl Disk for PlainFile {
             rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS => Errno::OPNOTSUPP,
             error => errno(&error.into()),
         })
+    }
+
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
     }
 
     fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, Errno> {

@@ -1,6 +1,7 @@
 //! A disk whose calls may wait, as a device that does not: a few threads of its own do the waiting.
 
 use std::collections::VecDeque;
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -22,6 +23,8 @@ struct Inner<D> {
 pub struct Threads<D: Disk + 'static> {
     inner: Arc<Inner<D>>,
     threads: Vec<JoinHandle<()>>,
+    /// What is prompt is done by whoever submits it.
+    in_place: bool,
 }
 
 impl<D: Disk> std::fmt::Debug for Threads<D> {
@@ -38,7 +41,7 @@ impl<D: Disk + 'static> Threads<D> {
             queue: Mutex::default(),
             filled: Condvar::new(),
         });
-        let mut started = Self { inner, threads: Vec::new() };
+        let mut started = Self { inner, threads: Vec::new(), in_place: false };
         for _ in 0..threads.max(1) {
             let inner = Arc::clone(&started.inner);
             let thread = std::thread::Builder::new()
@@ -46,6 +49,13 @@ impl<D: Disk + 'static> Threads<D> {
                 .spawn(move || inner.work())?;
             started.threads.push(thread);
         }
+        Ok(started)
+    }
+
+    /// The same, but what the disk answers promptly is done where it is submitted: a change of threads would take longer.
+    pub fn for_what_waits(disk: D, threads: usize) -> std::io::Result<Self> {
+        let mut started = Self::new(disk, threads)?;
+        started.in_place = true;
         Ok(started)
     }
 }
@@ -82,7 +92,14 @@ impl<D: Disk + 'static> Device for Threads<D> {
         true
     }
 
+    fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.disk.file()
+    }
+
     fn submit(&self, request: Request) {
+        if self.in_place && self.inner.disk.is_prompt(&request.op) {
+            return self.inner.disk.submit(request);
+        }
         let mut queue = self.inner.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.requests.push_back(request);
         drop(queue);

@@ -1,4 +1,4 @@
-//! `corbel nbd` and `corbel pool` as people use them, with our own client at the other end.
+//! `corbel nbd`, `corbel ublk` and `corbel pool` as people use them, with our own client at the other end.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -152,4 +152,44 @@ fn exports_have_names() {
         (wrong.status.code(), json(&wrong)["error"]["code"].clone()),
         (Some(2), "usage".into())
     );
+}
+
+/// Without the driver nothing is done, and it is said what to do; a wrong command line is told first. (With it: `scripts/suites/ublk.sh`.)
+#[test]
+fn ublk_says_what_it_lacks() {
+    let code = |args: &[&str]| {
+        let out = corbel([&["ublk", "--json"], args].concat());
+        (out.status.code(), json(&out)["error"].clone())
+    };
+    for wrong in [
+        &[][..],
+        &["memory:1MiB", "--queues", "0"],
+        &["memory:1MiB", "--depth", "4097"],
+        &["memory:1MiB", "--recover", "1"],
+        &["memory:1MiB", "--write-back"],
+        &["memory:1MiB", "--id", "-1"],
+        &["delete"],
+        &["delete", "x"],
+        &["memory:1MiB", "list"],
+        &["--id", "1", "list"],
+    ] {
+        let (status, error) = code(wrong);
+        assert_eq!((status, &error["code"]), (Some(2), &"usage".into()), "{wrong:?}: {error}");
+    }
+    if Path::new("/dev/ublk-control").exists() {
+        eprintln!("SKIPPED: this kernel has ublk_drv");
+        return;
+    }
+    let scratch = Scratch::new();
+    let image = scratch.path("a.img");
+    let file = format!("file:{}", image.display());
+    for args in
+        [&[file.as_str(), "--size", "1MiB"][..], &["list"], &["delete", "0"], &["--recover", "0"]]
+    {
+        let (status, error) = code(args);
+        assert_eq!((status, &error["code"]), (Some(7), &"environment".into()), "{args:?}: {error}");
+        let remedy = error["remedy"].as_str().unwrap();
+        assert!(remedy.contains("modprobe ublk_drv") && remedy.contains("corbel nbd"), "{error}");
+    }
+    assert!(!image.exists(), "nothing was made");
 }
