@@ -300,7 +300,7 @@ impl Inner {
     /// is taken where there is no other. Whoever is chosen has tried from then on. `waits`: the caller does nothing else
     /// meanwhile.
     fn choose(&self, task: &mut Task, waits: bool) -> Option<(Arc<Member>, bool)> {
-        let (kind, units) = (task.work.kind(), task.work.units());
+        let (kind, units) = (task.kind, task.units);
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let mut best: Option<((bool, u64), usize, bool)> = None;
         for (i, member) in members.iter().enumerate() {
@@ -309,7 +309,8 @@ impl Inner {
             }
             let takes = member.takes(kind, units);
             let waking = member.queue.waking();
-            let at_once = member.accelerator.is_cpu() && (waits || takes <= AT_ONCE.max(2 * waking));
+            let at_once =
+                member.accelerator.is_cpu() && (waits || takes <= AT_ONCE.max(2 * waking));
             if !at_once && member.queue.waiting() >= QUEUE_MAX {
                 continue;
             }
@@ -332,7 +333,7 @@ impl Inner {
 
     /// Lets one do a task; whether it did.
     fn attempt(&self, member: &Member, task: &mut Task) -> bool {
-        let (kind, units) = (task.work.kind(), task.work.units());
+        let (kind, units) = (task.kind, task.units);
         let done = member.done.load(Ordering::Relaxed);
         let begun = (done < TIMED_ALL || done % TIMED == 0).then(Instant::now);
         match member.accelerator.run(&mut task.work) {

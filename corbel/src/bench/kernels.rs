@@ -12,8 +12,8 @@
 //! - `crc32c_share`: time for CRC32C of 4 KiB over the time to copy 4 KiB from cold memory.
 
 use std::hint::black_box;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -284,9 +284,10 @@ fn dispatch_of(run: &Run, of: &str, chunk: usize) -> [f64; 3] {
     };
     let direct = |stripes: &mut [Buffers]| {
         for stripe in stripes {
-            let inputs: Vec<&[u8]> = stripe.inputs.iter().map(|input| &**input).collect();
-            let mut outputs: Vec<&mut [u8]> =
-                stripe.outputs.iter_mut().map(Vec::as_mut_slice).collect();
+            let inputs: [&[u8]; K] = std::array::from_fn(|i| &*stripe.inputs[i]);
+            let outputs: &mut [Vec<u8>; PARITY_CHUNKS] =
+                stripe.outputs.as_mut_slice().try_into().expect("so many were made");
+            let mut outputs = outputs.each_mut().map(Vec::as_mut_slice);
             code.encode(black_box(&inputs), &mut outputs).expect("shapes fit");
         }
     };
@@ -295,15 +296,6 @@ fn dispatch_of(run: &Run, of: &str, chunk: usize) -> [f64; 3] {
         (Work::Encode { stripes, .. }, true) => stripes,
         other => panic!("a task failed: {other:?}"),
     };
-    let (to, from) = std::sync::mpsc::channel();
-    let submit = |dispatcher: &Dispatcher, stripes: Vec<Buffers>| {
-        let to = to.clone();
-        let told = Box::new(move |work, result: std::result::Result<_, _>| {
-            drop(to.send((work, result.is_ok())));
-        });
-        dispatcher.submit(work(stripes), told);
-    };
-    let ended = || from.recv().map(|(work, is_ok)| done(work, is_ok)).expect("a sender is here");
     let dispatcher = Dispatcher::new();
     dispatcher.add(Arc::new(Cpu(run.engine)));
     // The same buffers by turns: what is in the cache for one is there for the other.
@@ -323,11 +315,15 @@ fn dispatch_of(run: &Run, of: &str, chunk: usize) -> [f64; 3] {
         let mut by_call = by_call;
         ratio(ROUNDS, TURN, [&mut by_call, &mut *by_task])
     };
+    let event = Arc::new(Event { told: Mutex::default(), waits: std::thread::current() });
     let waits = alone(Box::new(by_run));
     let told = alone(Box::new(|| {
         let stripes = std::mem::take(&mut *one.borrow_mut());
-        submit(&dispatcher, stripes);
-        *one.borrow_mut() = ended();
+        let to = Arc::clone(&event);
+        let told = move |work, result: std::result::Result<_, _>| to.tell((work, result.is_ok()));
+        dispatcher.submit(work(stripes), Box::new(told));
+        let (work, is_ok) = event.wait();
+        *one.borrow_mut() = done(work, is_ok);
     }));
     let queued = Dispatcher::new();
     queued.add(Arc::new(Behind(Cpu(run.engine))));
@@ -366,6 +362,29 @@ fn dispatch_of(run: &Run, of: &str, chunk: usize) -> [f64; 3] {
         )
     });
     over
+}
+
+/// What a task tells the thread that has made this, which waits for it.
+struct Event<T> {
+    told: Mutex<Option<T>>,
+    waits: std::thread::Thread,
+}
+
+impl<T> Event<T> {
+    fn tell(&self, what: T) {
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
+        self.waits.unpark();
+    }
+
+    fn wait(&self) -> T {
+        loop {
+            let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).take();
+            match told {
+                Some(told) => return told,
+                None => std::thread::park(),
+            }
+        }
+    }
 }
 
 /// Tasks through a queue: each is followed by another one with its buffers, submitted by the event that it has ended.

@@ -16,6 +16,9 @@ const WAKING_MAX: u64 = 200_000;
 /// Work, and what has become of it so far.
 pub(super) struct Task {
     pub work: Work,
+    /// What kind of work, and how much of it.
+    pub kind: usize,
+    pub units: u64,
     pub tried: Tried,
     /// What the last one that failed said.
     pub last: Option<String>,
@@ -24,7 +27,7 @@ pub(super) struct Task {
 impl Task {
     /// One that nobody has tried.
     pub fn new(work: Work) -> Self {
-        Self { work, tried: 0, last: None }
+        Self { kind: work.kind(), units: work.units(), work, tried: 0, last: None }
     }
 }
 
@@ -99,7 +102,7 @@ impl Queue {
 
     /// Queues a job; a thread more is started where all have something to do and there may be one more.
     pub fn push(self: &Arc<Self>, job: Job, inner: &Arc<Inner>, member: &Arc<Member>) {
-        let takes = member.takes(job.task.work.kind(), job.task.work.units());
+        let takes = member.takes(job.task.kind, job.task.units);
         let mut state = self.lock();
         let woken = (state.idle > state.jobs.len()).then(Instant::now);
         state.jobs.push_back(Waiting { job, takes, woken });
