@@ -39,8 +39,10 @@ const OBJECT: u64 = 4 << 20;
 const TURNS: u64 = 3;
 /// Both caches, in bytes.
 const CACHE: u64 = 32 << 20;
-/// An image that was open a moment ago may be watched still.
+/// An image that was open a moment ago may be held still.
 const TRIES: u32 = 40;
+/// After this an image that cannot be removed is left.
+const PARTING: Duration = Duration::from_secs(40);
 
 /// What is asked.
 pub const ASKED: &[(&str, Asked)] = &[
@@ -126,14 +128,14 @@ struct Stage<'a> {
 
 impl Drop for Stage<'_> {
     fn drop(&mut self) {
-        for attempt in 0..TRIES {
-            match self.rbd(&["rm", "--no-progress", &self.named()]) {
-                Ok(()) => break,
-                Err(failure) if attempt + 1 == TRIES => {
-                    log::warn!("bench rados: image {} is left: {failure}", self.named());
-                }
-                Err(_) => std::thread::sleep(Duration::from_secs(1)),
+        // Who watched it a moment ago is forgotten after half a minute; a cluster that is gone is not waited for.
+        let end = Instant::now() + PARTING;
+        while let Err(failure) = self.rbd(&["rm", "--no-progress", &self.named()]) {
+            if Instant::now() > end {
+                log::warn!("bench rados: image {} is left: {failure}", self.named());
+                break;
             }
+            std::thread::sleep(Duration::from_secs(1));
         }
         let _ = std::fs::remove_dir_all(&self.dir);
     }
@@ -152,10 +154,10 @@ fn failed(what: &str, error: impl std::fmt::Display) -> Failure {
     Failure::failed(format!("{what}: {error}"), "see ceph -s; run with --log-level debug")
 }
 
-/// A program that is ended when it takes longer: what a cluster does not answer is not waited for.
+/// A program that is ended when it takes longer, whether it will or not: what a cluster does not answer is not waited for.
 fn bounded(program: &str, seconds: u32) -> Command {
     let mut command = Command::new("timeout");
-    command.arg(seconds.to_string()).arg(program);
+    command.args(["-k", "5"]).arg(seconds.to_string()).arg(program);
     command
 }
 
