@@ -335,7 +335,7 @@ impl Inner {
     fn attempt(&self, member: &Member, task: &mut Task) -> bool {
         let (kind, units) = (task.kind, task.units);
         let done = member.done.load(Ordering::Relaxed);
-        let begun = (done < TIMED_ALL || done % TIMED == 0).then(Instant::now);
+        let begun = (done < TIMED_ALL || done.is_multiple_of(TIMED)).then(Instant::now);
         match member.accelerator.run(&mut task.work) {
             Ok(()) => {
                 if let Some(begun) = begun {
