@@ -6,7 +6,7 @@
 #   scripts/ceph.sh stop DIR     ends exactly those, by the numbers in DIR/*.pid; DIR stays
 #
 # Each OSD has a pool of its own, osd0 to osd2, of one copy: what fails together is a store of its own. The pool rbd lies on all of them.
-# MGR=no leaves the manager out, which only figures need. Whoever starts it owns it: no root, no system services.
+# MGR=no leaves the manager out, which only figures need. An OSD has 2 GiB, or OSD_BYTES: one that is written to for long ends when they are full. Whoever starts it owns it: no root, no system services.
 # Debian: apt install --no-install-recommends ceph-mon ceph-mgr ceph-osd ceph-common
 set -eu
 
@@ -86,7 +86,7 @@ mgr_initial_modules =
 [osd]
 osd_data = $dir/osd.\$id
 osd_objectstore = bluestore
-bluestore_block_size = 2147483648
+bluestore_block_size = ${OSD_BYTES:-2147483648}
 bluestore_block_db_create = false
 bluestore_block_wal_create = false
 bluestore_prefer_deferred_size = 0

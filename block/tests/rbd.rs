@@ -87,6 +87,7 @@ fn images_are_what_ceph_says_they_are() {
     let scratch = Scratch::new("rbd-files");
     what_is_not_understood_is_refused(&ceph);
     an_image_with_all_the_usual_features(&ceph, &scratch);
+    a_map_is_believed_where_it_is_known(&ceph);
     an_image_without_a_lock(&ceph, &scratch);
     a_snapshot_waits_for_what_is_under_way(&ceph, &scratch);
     what_is_written_waits_for_the_header(&ceph, &scratch);
@@ -241,6 +242,42 @@ fn what_is_trimmed_has_changed(ceph: &Ceph) {
     });
     assert_eq!(offsets.collect::<Vec<_>>(), [0, 2, 5], "{said}");
     check_map(ceph, "trimmed");
+}
+
+/// What the map of an image says when it is opened need not be said again; what it does not say must be.
+fn a_map_is_believed_where_it_is_known(ceph: &Ceph) {
+    let (objects, object) = (12, 4 << 20);
+    ceph.run("rbd", &["create", "rbd/known", "--size", "48M"]);
+    let write = |image: &RbdImage, number: u64| {
+        let op = Op::Write { offset: number * object + 512, data: vec![7; 512], fua: false };
+        assert_eq!(wait_for(image, op), Ok(Answer::Done));
+    };
+    let image = open(ceph, "rbd/known", false).unwrap();
+    [1, 5, 6, 11].into_iter().for_each(|number| write(&image, number));
+    drop(image);
+    check_map(ceph, "rbd/known");
+    // All of them are there, and as the snapshot has them.
+    ceph.run("rbd", &["snap", "create", "rbd/known@then", "--no-progress"]);
+    let image = open(ceph, "rbd/known", false).unwrap();
+    [0, 5, 7].into_iter().for_each(|number| write(&image, number));
+    drop(image);
+    check_map(ceph, "rbd/known");
+    let image = open(ceph, "rbd/known", false).unwrap();
+    (0..objects).for_each(|number| write(&image, number));
+    for number in 0..objects {
+        // Of one object, of which most is not there; of two of them.
+        let mut all = vec![0; 2048];
+        all[512..1024].fill(7);
+        assert!(read(&image, number * object, 2048) == all, "{number}");
+        if number > 0 {
+            let both = [&[0; 1024][..], &all[..1024]].concat();
+            assert!(read(&image, number * object - 1024, 2048) == both, "{number}");
+        }
+    }
+    drop(image);
+    check_map(ceph, "rbd/known");
+    let changed = ceph.run("rbd", &["diff", "--whole-object", "--from-snap", "then", "rbd/known"]);
+    assert_eq!(changed.lines().filter(|line| line.contains("data")).count(), 12, "{changed}");
 }
 
 /// Others may make snapshots of it, and resize it, while it is served.

@@ -20,6 +20,7 @@ pub mod load;
 mod mount;
 mod pipeline;
 mod race;
+pub mod rados;
 mod rejoin;
 mod restart;
 mod shared;
@@ -74,6 +75,11 @@ macro_rules! verbs {
                 Libraries and tools that are not installed (libisal2, libjerasure2, ceph-base) are left out, and the\n\
                 figures that need them are null.")]
             Kernels(kernels::Options),
+            /// Images of Ceph's RBD beside librbd, driven by fio, on a cluster that runs: latency, and processor time of the client
+            #[command(after_help = "Examples:\n  scripts/ceph.sh start DIR\n  \
+                corbel bench rados --conf DIR/ceph.conf --json\n\n\
+                Makes an image, and removes it at the end. Without --conf: CEPH_CONF. fio, rbd and the cluster must be there.")]
+            Rados(rados::Options),
             /// Random system calls on several nodes, in both views, beside a reference file system, with faults;
             /// what differs is shrunk to a script
             #[command(after_help = "Examples:\n  corbel bench hunt --seconds 600 --json\n  \
@@ -92,7 +98,7 @@ macro_rules! verbs {
                 match self {
                     $(Self::$verb(options) => Some(($name, options)),)*
                     Self::All(options) => Some(("all", options)),
-                    Self::Kernels(_) | Self::Hunt(_) | Self::FloorMember(_) => None,
+                    Self::Kernels(_) | Self::Rados(_) | Self::Hunt(_) | Self::FloorMember(_) => None,
                 }
             }
         }
@@ -498,6 +504,19 @@ pub fn run(out: &Output, verb: &BenchVerb) -> Result<u8> {
             out.result(&json!({"bench": "kernels", "figures": figures}), || {
                 for (figure, value) in &figures {
                     println!("{figure:<24} {value}");
+                }
+            });
+        }
+        BenchVerb::Rados(options) => {
+            let figures = rados::run(out, options)?;
+            out.result(&json!({"bench": "rados", "figures": figures}), || {
+                for (figure, value) in &figures {
+                    let asked = rados::ASKED.iter().find(|(key, _)| key == figure);
+                    let note = asked.zip(value.as_f64()).map(|((_, asked), value)| {
+                        let (met, text) = verdict(*asked, value, &Vec::new());
+                        format!("  asked: {text}{}", if met { "" } else { "  MISSED" })
+                    });
+                    println!("{figure:<28}{value:>8}{}", note.unwrap_or_default());
                 }
             });
         }

@@ -17,13 +17,15 @@ use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use crate::engine::{self, Engine};
-use queue::{Job, Queue};
+use queue::{Job, Queue, Task};
 pub use work::{Buffers, Piece, Work};
 
-/// Work that an engine of the CPU is through with in this time is done in the thread that submits it.
-const AT_ONCE: u64 = 20_000;
-/// What it takes to wake another thread, in nanoseconds.
-const WAKING: u64 = 10_000;
+/// Work that an engine of the CPU is through with in this time, or in what it takes to wake two threads, is done in the thread
+/// that submits it: another thread would have to be woken, would find nothing in its caches, and would have to wake who waits.
+const AT_ONCE: u64 = 50_000;
+/// One task in so many is timed, when enough were.
+const TIMED: u64 = 8;
+const TIMED_ALL: u64 = 64;
 /// Failures one after the other after which an accelerator stands aside,
 const FAILURES: u64 = 3;
 /// for this long at first, twice as long each time, and no longer than that.
@@ -106,7 +108,7 @@ impl Accelerator for Cpu {
 
     fn expected(&self) -> (u64, u64) {
         // A byte of an output from one input, at some 40 GB/s.
-        (100, 25)
+        (100, 24)
     }
 }
 
@@ -232,7 +234,7 @@ impl Dispatcher {
     /// Takes work; `done` is called once, here or in another thread, and must not wait.
     pub fn submit(&self, work: Work, done: Done) {
         match work.check() {
-            Ok(()) => self.inner.give(Job { work, done, tried: 0, last: None }, false),
+            Ok(()) => self.inner.give(Job { task: Task::new(work), done }),
             Err(what) => done(work, Err(Failure::Shape(what))),
         }
     }
@@ -242,11 +244,24 @@ impl Dispatcher {
         if let Err(what) = work.check() {
             return (work, Err(Failure::Shape(what)));
         }
-        let (to, from) = sync_channel(1);
-        let done: Done = Box::new(move |work, result| drop(to.send((work, result))));
-        self.inner.give(Job { work, done, tried: 0, last: None }, true);
-        // Who takes a job ends it.
-        from.recv().expect("a job is always ended")
+        let mut task = Task::new(work);
+        loop {
+            let Some((member, at_once)) = self.inner.choose(&mut task, true) else {
+                let failure = self.inner.failure(&mut task);
+                return (task.work, Err(failure));
+            };
+            if at_once {
+                if self.inner.attempt(&member, &mut task) {
+                    return (task.work, Ok(Arc::clone(&member.name)));
+                }
+                continue;
+            }
+            let (to, from) = sync_channel(1);
+            let done: Done = Box::new(move |work, result| drop(to.send((work, result))));
+            member.queue.push(Job { task, done }, &self.inner, &member);
+            // Who takes a job ends it.
+            return from.recv().expect("a job is always ended");
+        }
     }
 }
 
@@ -256,46 +271,46 @@ impl Inner {
     }
 
     /// Gives a job to whoever should be through with it first, of those that have not tried; and ends it if there is nobody.
-    /// `waits`: the caller does nothing else meanwhile.
-    fn give(self: &Arc<Self>, mut job: Job, waits: bool) {
+    fn give(self: &Arc<Self>, mut job: Job) {
         loop {
-            let Some((i, member, at_once)) = self.choose(&job, waits) else {
-                let full = job.last.is_none() && self.can_any(&job);
-                let failure = match job.last.take() {
-                    Some(what) => Failure::Failed(what),
-                    None if full => Failure::Busy,
-                    None => Failure::Nobody,
-                };
-                return (job.done)(job.work, Err(failure));
+            let Some((member, at_once)) = self.choose(&mut job.task, false) else {
+                let failure = self.failure(&mut job.task);
+                return (job.done)(job.task.work, Err(failure));
             };
-            job.tried |= 1 << i;
             if !at_once {
                 return member.queue.push(job, self, &member);
             }
-            match self.attempt(&member, job) {
-                Some(failed) => job = failed,
-                None => return,
+            if self.attempt(&member, &mut job.task) {
+                return (job.done)(job.task.work, Ok(Arc::clone(&member.name)));
             }
         }
     }
 
-    fn can_any(&self, job: &Job) -> bool {
+    /// Why nobody does a task.
+    fn failure(&self, task: &mut Task) -> Failure {
+        if let Some(what) = task.last.take() {
+            return Failure::Failed(what);
+        }
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
-        members.iter().any(|member| member.accelerator.can(&job.work))
+        let can_any = members.iter().any(|member| member.accelerator.can(&task.work));
+        if can_any { Failure::Busy } else { Failure::Nobody }
     }
 
-    /// Who should be through with it first, and whether it is done at once. One that stands aside is taken where there is no
-    /// other.
-    fn choose(&self, job: &Job, waits: bool) -> Option<(usize, Arc<Member>, bool)> {
-        let (kind, units) = (job.work.kind(), job.work.units());
+    /// Who should be through with it first, of those that have not tried, and whether it is done at once. One that stands aside
+    /// is taken where there is no other. Whoever is chosen has tried from then on. `waits`: the caller does nothing else
+    /// meanwhile.
+    fn choose(&self, task: &mut Task, waits: bool) -> Option<(Arc<Member>, bool)> {
+        let (kind, units) = (task.kind, task.units);
         let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
         let mut best: Option<((bool, u64), usize, bool)> = None;
         for (i, member) in members.iter().enumerate() {
-            if job.tried & (1 << i) != 0 || !member.accelerator.can(&job.work) {
+            if task.tried & (1 << i) != 0 || !member.accelerator.can(&task.work) {
                 continue;
             }
             let takes = member.takes(kind, units);
-            let at_once = member.accelerator.is_cpu() && (waits || takes <= AT_ONCE);
+            let waking = member.queue.waking();
+            let at_once =
+                member.accelerator.is_cpu() && (waits || takes <= AT_ONCE.max(2 * waking));
             if !at_once && member.queue.waiting() >= QUEUE_MAX {
                 continue;
             }
@@ -303,7 +318,7 @@ impl Inner {
                 takes
             } else {
                 let backlog = member.queue.backlog() / member.accelerator.lanes().max(1) as u64;
-                takes.saturating_add(backlog).saturating_add(WAKING)
+                takes.saturating_add(backlog).saturating_add(waking)
             };
             let until = member.aside_until.load(Ordering::Relaxed);
             let aside = until != 0 && until > self.now();
@@ -311,21 +326,28 @@ impl Inner {
                 best = Some(((aside, end), i, at_once));
             }
         }
-        best.map(|(_, i, at_once)| (i, Arc::clone(&members[i]), at_once))
+        let (_, i, at_once) = best?;
+        task.tried |= 1 << i;
+        Some((Arc::clone(&members[i]), at_once))
     }
 
-    /// Lets one do a job. Gives it back if it failed.
-    fn attempt(&self, member: &Member, mut job: Job) -> Option<Job> {
-        let (kind, units) = (job.work.kind(), job.work.units());
-        let begun = Instant::now();
-        match member.accelerator.run(&mut job.work) {
+    /// Lets one do a task; whether it did.
+    fn attempt(&self, member: &Member, task: &mut Task) -> bool {
+        let (kind, units) = (task.kind, task.units);
+        let done = member.done.load(Ordering::Relaxed);
+        let begun = (done < TIMED_ALL || done.is_multiple_of(TIMED)).then(Instant::now);
+        match member.accelerator.run(&mut task.work) {
             Ok(()) => {
-                member.learn(kind, units, begun.elapsed().as_nanos() as u64);
-                member.failures.store(0, Ordering::Relaxed);
-                member.aside_until.store(0, Ordering::Relaxed);
+                if let Some(begun) = begun {
+                    member.learn(kind, units, begun.elapsed().as_nanos() as u64);
+                }
+                // Written only where there is something to write: others read them.
+                if member.failures.load(Ordering::Relaxed) != 0 {
+                    member.failures.store(0, Ordering::Relaxed);
+                    member.aside_until.store(0, Ordering::Relaxed);
+                }
                 member.done.fetch_add(1, Ordering::Relaxed);
-                (job.done)(job.work, Ok(Arc::clone(&member.name)));
-                None
+                true
             }
             Err(what) => {
                 let failures = member.failures.fetch_add(1, Ordering::Relaxed) + 1;
@@ -334,8 +356,8 @@ impl Inner {
                     let aside = ASIDE.saturating_mul(times).min(ASIDE_MAX).as_nanos() as u64;
                     member.aside_until.store(self.now() + aside, Ordering::Relaxed);
                 }
-                job.last = Some(format!("{}: {what}", member.name));
-                Some(job)
+                task.last = Some(format!("{}: {what}", member.name));
+                false
             }
         }
     }

@@ -10,7 +10,7 @@ mod lock;
 mod watch;
 
 use std::cell::Cell;
-use std::ffi::{CString, c_int};
+use std::ffi::{CStr, CString, c_int};
 use std::ptr::{null, null_mut};
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,6 +65,12 @@ pub enum Purpose {
     /// (`rados_osd_op_timeout`). To begin a request takes no time, however many there are: who has them bounds them.
     Disk,
 }
+
+/// Options of the library, what they are if nobody sets them, and what they are for a client that is one disk's alone: each of its requests
+/// goes from thread to thread, and with fewer of them more is found to do by one that was woken. Callbacks come one at a time however
+/// many threads there are for them.
+const ALONE: [(&CStr, &CStr, &CStr); 2] =
+    [(c"ms_async_op_threads", c"3", c"1"), (c"librados_thread_count", c"2", c"1")];
 
 /// A connection to a cluster.
 pub struct Cluster {
@@ -151,6 +157,9 @@ impl Cluster {
                 |errno| format!("librados takes no {}: {errno}", option.to_string_lossy()),
             )?;
         }
+        if purpose == Purpose::Disk {
+            cluster.prefer();
+        }
         // SAFETY: the handle lives and is not connected yet.
         told(unsafe { (lib.connect)(raw) }).map_err(|errno| {
             let what = match errno {
@@ -163,6 +172,22 @@ impl Cluster {
             format!("no connection to the cluster as client.{user}: {errno}: {what}")
         })?;
         Ok(cluster)
+    }
+
+    /// Sets what does for one disk, where the configuration has left it as the library has it.
+    fn prefer(&self) {
+        for (option, default, value) in ALONE {
+            let mut now = [0; 16];
+            let call = self.lib.get_conf;
+            // SAFETY: the handle lives, the text ends in NUL, and there is as much room as is said.
+            let code =
+                unsafe { call(self.raw, option.as_ptr(), now.as_mut_ptr().cast(), now.len()) };
+            let is_default = CStr::from_bytes_until_nul(&now).is_ok_and(|now| now == default);
+            if code >= 0 && is_default {
+                // SAFETY: the handle lives, and both texts end in NUL. One that it does not take stays as it is.
+                unsafe { (self.lib.set_conf)(self.raw, option.as_ptr(), value.as_ptr()) };
+            }
+        }
     }
 
     /// After this what it does not answer is given up.

@@ -5,7 +5,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use base::Errno;
 use rados::{Cluster, ImagePlace, Io, PATIENCE, Purpose, SHUT_OUT, Step};
@@ -19,6 +19,8 @@ use crate::device::{Answer, Device, Done, Extent, Op, Request, Traits};
 const WINDOW: usize = 16;
 /// An image that is not open by then is given up.
 const OPENING: Duration = Duration::from_secs(30);
+/// Who closes an image waits so long for those who have ended its last requests.
+const LETTING_GO: Duration = Duration::from_millis(100);
 /// Who waits for what is under way looks so often whether that is of use still.
 const LOOK: Duration = Duration::from_millis(200);
 
@@ -157,6 +159,13 @@ impl Drop for RbdImage {
             || writing.held.as_ref().is_some_and(|h| !h.is_empty())
         {
             self.inner.standing.leave();
+        }
+        drop(writing);
+        // Whoever has told how the last request ended lets go of the image a moment later; as the last one it would end the
+        // connection by itself, while whoever closes the image ends the process.
+        let end = Instant::now() + LETTING_GO;
+        while Arc::strong_count(&self.inner) > 1 && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
         }
     }
 }
@@ -363,6 +372,7 @@ struct Part {
 }
 
 enum What {
+    /// What was read; nothing, as long as no part was.
     Read(Vec<u8>),
     Write(Arc<Vec<u8>>),
     /// Zeroes that take room.
@@ -435,12 +445,18 @@ fn go_on(job: &Shared) {
         let inner = Arc::clone(&held.inner);
         let shared = Arc::clone(job);
         let at = part.at.clone();
+        let len = usize::try_from(held.end - held.begin).unwrap_or(0);
         let then: Then = Box::new(move |result| {
             let mut held = lock(&shared);
             held.active -= 1;
             match (result, &mut held.what) {
                 (Err(errno), _) => held.failed = Some(errno),
-                (Ok(bytes), What::Read(all)) => all[at].copy_from_slice(&bytes),
+                // Of one object: these are the bytes.
+                (Ok(bytes), What::Read(all)) if at == (0..len) => *all = bytes,
+                (Ok(bytes), What::Read(all)) => {
+                    all.resize(len, 0);
+                    all[at].copy_from_slice(&bytes);
+                }
                 (Ok(_), _) => {}
             }
             drop(held);
@@ -494,7 +510,7 @@ impl Device for RbdImage {
             Op::Zero { how, .. } if how.no_hole && how.fast => {
                 return (request.done)(Err(Errno::OPNOTSUPP));
             }
-            Op::Read { offset, len } => (What::Read(vec![0; len as usize]), offset, len.into()),
+            Op::Read { offset, len } => (What::Read(Vec::new()), offset, len.into()),
             Op::Write { offset, data, .. } => {
                 let len = data.len() as u64;
                 (What::Write(Arc::new(data)), offset, len)

@@ -1,4 +1,4 @@
-//! The object map: what there is of an image is marked in it before it is there. Nothing is marked away: an object that is said to
+//! The object map, which is read when the image is opened: what there is of an image is marked in it before it is there. Nothing is marked away: an object that is said to
 //! be there and is empty costs who looks a look, and one that is there and not said to be would be lost.
 //!
 //! It also says which objects are as the last snapshot has them, by which Ceph's tools find what changed since: one that is zeroed
@@ -17,6 +17,9 @@ use super::owner::Standing;
 const EXISTS: u8 = 1;
 /// It is there, and as the last snapshot has it.
 const CLEAN: u8 = 3;
+
+/// Most bytes of a map that is read: of sixteen TiB in objects of 4 MiB. One that is longer is as if nothing were known of it.
+const MAP_MAX: usize = 1 << 20;
 
 /// What is done when an object is marked.
 type Then = Box<dyn FnOnce(Result<(), Errno>) + Send>;
@@ -49,6 +52,23 @@ struct State {
     waiting: HashMap<u64, Vec<Then>>,
 }
 
+/// The objects that a map says are there, and newer than the last snapshot: two bits each, the first in the highest of their byte, behind
+/// a header that has its length before it, in whose end their number is. What follows them are checksums.
+fn existing(map: &[u8]) -> Option<Objects> {
+    let (len, rest) = map.split_first_chunk()?;
+    let (header, states) = rest.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+    let count = u64::from_le_bytes(*header.last_chunk()?);
+    let states = states.get(..usize::try_from(count.div_ceil(4)).ok()?)?;
+    let mut objects = Objects::default();
+    for object in 0..count {
+        let byte = states[usize::try_from(object / 4).ok()?];
+        if byte >> (6 - 2 * (object % 4)) & 3 == EXISTS {
+            objects.add(object);
+        }
+    }
+    Some(objects)
+}
+
 /// The map.
 pub struct ObjectMap {
     io: Arc<Io>,
@@ -63,10 +83,16 @@ pub fn object(id: &str) -> String {
 }
 
 impl ObjectMap {
-    /// That of an image, which the caller holds.
+    /// That of an image, which the caller holds. What it says already need not be said again; if that cannot be read, all is.
     pub fn new(io: Arc<Io>, id: &str, standing: &Arc<Standing>) -> Arc<Self> {
         let (object, standing) = (object(id), Arc::clone(standing));
-        Arc::new(Self { io, object, standing, state: Mutex::default() })
+        let said = io.exec(&object, c"rbd", c"object_map_load", &[], MAP_MAX);
+        let marked = said.ok().and_then(|said| existing(&said)).unwrap_or_else(|| {
+            log::debug!("rbd: {object} cannot be read: each object is marked anew");
+            Objects::default()
+        });
+        let state = Mutex::new(State { marked, ..State::default() });
+        Arc::new(Self { io, object, standing, state })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -152,6 +178,34 @@ impl ObjectMap {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A map as Ceph has it: its states, and so many bytes of it cut off.
+    fn map(states: &[u8], cut: usize) -> Vec<u8> {
+        let mut map = [&14u32.to_le_bytes()[..], &[1, 1, 8, 0, 0, 0]].concat();
+        map.extend((states.len() as u64).to_le_bytes());
+        let pack = |four: &[u8]| {
+            four.iter().enumerate().fold(0, |byte, (i, state)| byte | state << (6 - 2 * i))
+        };
+        map.extend(states.chunks(4).map(pack));
+        map.truncate(map.len() - cut);
+        map
+    }
+
+    #[test]
+    fn what_a_map_says_is_known() {
+        let states = [0, 1, 2, 3, 1, 1, 0, 1, 3, 1];
+        let said = existing(&map(&states, 0)).unwrap();
+        for (object, state) in (0..).zip(states) {
+            assert_eq!(said.has(object), state == EXISTS, "{object}");
+        }
+        assert!(!said.has(10) && !said.has(11));
+        for cut in 1..=21 {
+            assert!(existing(&map(&states, cut)).is_none(), "{cut}");
+        }
+        let mut endless = map(&states, 0);
+        endless[10..18].fill(0xff);
+        assert!(existing(&endless).is_none());
+    }
 
     #[test]
     fn objects_are_remembered() {

@@ -478,6 +478,9 @@ impl Drop for Owner {
                     let _ = thread.join();
                 }
                 inner.let_go();
+                // If this is the last that has the connection, it is ended before anybody goes on: a process that ends while the library
+                // ends it may crash.
+                drop(inner);
                 drop(end);
             });
             // A cluster that hangs does not hold up who ends.

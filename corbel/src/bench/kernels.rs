@@ -6,13 +6,14 @@
 //!   m = 4, chunks of 4 KiB to 1 MiB; decoding rebuilds four lost data chunks, measured with the
 //!   matrix prepared and with its inversion included.
 //! - `rs_jerasure_ratio`: the same against Jerasure's `reed_sol_van`.
-//! - `dispatch_overhead`: what it takes longer to encode a stripe of k = 8, m = 4 and chunks of 64 KiB as a task of
-//!   [`placement::dispatch`] than by a call; the worse of one stripe, done where it is submitted, and of 16 stripes a task
-//!   through a queue, four tasks at a time.
+//! - `dispatch_overhead`: what it takes longer to encode stripes of k = 8, m = 4 as tasks of [`placement::dispatch`] than by
+//!   calls, by the median of turns; the worst of stripes of 64 KiB and of chunks of 64 KiB, each alone as a pool asks for
+//!   them (`run`), alone by an event (`submit`), and 16 to a task through a queue, four tasks at a time.
 //! - `crc32c_share`: time for CRC32C of 4 KiB over the time to copy 4 KiB from cold memory.
 
 use std::hint::black_box;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::Args;
@@ -23,7 +24,7 @@ use placement::foreign::{Isal, Jerasure, Missing};
 use serde_json::{Value, json};
 
 use super::Figures;
-use super::race::race;
+use super::race::{race, ratio};
 use super::straw2;
 use crate::failure::{Failure, Kind as FailureKind, Result};
 
@@ -255,82 +256,166 @@ fn race_jerasure(run: &Run, jerasure: &Jerasure, k: usize, len: usize) -> f64 {
 
 /// Tasks before the engines, beside calls.
 fn dispatch(run: &Run) -> Figures {
-    const K: usize = 8;
-    const CHUNK: usize = 64 << 10;
+    let shapes = [("stripe", (64 << 10) / DISPATCH_K), ("chunk", 64 << 10)];
+    let worst = shapes.into_iter().flat_map(|(of, chunk)| dispatch_of(run, of, chunk));
+    let worst = worst.fold(f64::NEG_INFINITY, f64::max);
+    [("dispatch_overhead".to_owned(), round(worst))].into_iter().collect()
+}
+
+/// Data chunks of the stripes that go through [`placement::dispatch`].
+const DISPATCH_K: usize = 8;
+
+/// What tasks with stripes of 64 KiB, or with chunks of as many, take longer than calls: by [`Dispatcher::run`], by
+/// [`Dispatcher::submit`], and in batches through a queue.
+fn dispatch_of(run: &Run, of: &str, chunk: usize) -> [f64; 3] {
+    const K: usize = DISPATCH_K;
     const BATCH: usize = 16;
     const DEPTH: usize = 4;
+    /// Bytes of data that go through the queue from when it is filled until it is empty again.
+    const FLOW: usize = 256 << 20;
     let code = Arc::new(code(run, Kind::Cauchy, K));
     let mut random = base::random::Random::new(5);
     let mut stripe = || {
-        let mut input = vec![0; K * CHUNK];
+        let mut input = vec![0; K * chunk];
         random.fill(&mut input);
         let input = Arc::new(input);
-        let inputs = (0..K).map(|i| Piece::new(&input, i * CHUNK..(i + 1) * CHUNK)).collect();
-        Buffers { inputs, outputs: vec![vec![0; CHUNK]; PARITY_CHUNKS] }
+        let inputs = (0..K).map(|i| Piece::new(&input, i * chunk..(i + 1) * chunk)).collect();
+        Buffers { inputs, outputs: vec![vec![0; chunk]; PARITY_CHUNKS] }
     };
     let direct = |stripes: &mut [Buffers]| {
         for stripe in stripes {
-            let inputs: Vec<&[u8]> = stripe.inputs.iter().map(|input| &**input).collect();
-            let mut outputs: Vec<&mut [u8]> =
-                stripe.outputs.iter_mut().map(Vec::as_mut_slice).collect();
+            let inputs: [&[u8]; K] = std::array::from_fn(|i| &*stripe.inputs[i]);
+            let outputs: &mut [Vec<u8>; PARITY_CHUNKS] =
+                stripe.outputs.as_mut_slice().try_into().expect("so many were made");
+            let mut outputs = outputs.each_mut().map(Vec::as_mut_slice);
             code.encode(black_box(&inputs), &mut outputs).expect("shapes fit");
         }
     };
-    let dispatcher = Dispatcher::new();
-    dispatcher.add(Arc::new(Cpu(run.engine)));
-    let (to, from) = std::sync::mpsc::channel();
-    let submit = |dispatcher: &Dispatcher, stripes: Vec<Buffers>| {
-        let to = to.clone();
-        let work = Work::Encode { code: Arc::clone(&code), stripes };
-        dispatcher
-            .submit(work, Box::new(move |work, result| drop(to.send((work, result.is_ok())))));
-    };
-    let ended = || match from.recv() {
-        Ok((Work::Encode { stripes, .. }, true)) => stripes,
+    let work = |stripes| Work::Encode { code: Arc::clone(&code), stripes };
+    let done = |work, is_ok| match (work, is_ok) {
+        (Work::Encode { stripes, .. }, true) => stripes,
         other => panic!("a task failed: {other:?}"),
     };
-    let mut by_call = vec![stripe()];
-    let mut by_task = by_call.clone();
-    let single = race(
-        ROUNDS,
-        TURN,
-        [&mut || direct(&mut by_call), &mut || {
-            submit(&dispatcher, std::mem::take(&mut by_task));
-            by_task = ended();
-        }],
-    );
-    assert!(by_call[0].outputs == by_task[0].outputs, "a task computes something else");
+    let dispatcher = Dispatcher::new();
+    dispatcher.add(Arc::new(Cpu(run.engine)));
     // The same buffers by turns: what is in the cache for one is there for the other.
-    let mut sets: Vec<Vec<Buffers>> =
-        (0..DEPTH).map(|_| (0..BATCH).map(|_| stripe()).collect()).collect();
+    let one = std::cell::RefCell::new(vec![stripe()]);
+    direct(&mut one.borrow_mut());
+    let parity = one.borrow()[0].outputs.clone();
+    let by_call = || direct(&mut one.borrow_mut());
+    let by_run = || {
+        let mut one = one.borrow_mut();
+        let (work, result) = dispatcher.run(work(std::mem::take(&mut *one)));
+        *one = done(work, result.is_ok());
+    };
+    let alone = |mut by_task: Box<dyn FnMut() + '_>| {
+        one.borrow_mut()[0].outputs.iter_mut().for_each(|output| output.fill(0));
+        by_task();
+        assert!(one.borrow()[0].outputs == parity, "a task computes something else");
+        let mut by_call = by_call;
+        ratio(ROUNDS, TURN, [&mut by_call, &mut *by_task])
+    };
+    let event = Arc::new(Event { told: Mutex::default(), waits: std::thread::current() });
+    let waits = alone(Box::new(by_run));
+    let told = alone(Box::new(|| {
+        let stripes = std::mem::take(&mut *one.borrow_mut());
+        let to = Arc::clone(&event);
+        let told = move |work, result: std::result::Result<_, _>| to.tell((work, result.is_ok()));
+        dispatcher.submit(work(stripes), Box::new(told));
+        let (work, is_ok) = event.wait();
+        *one.borrow_mut() = done(work, is_ok);
+    }));
     let queued = Dispatcher::new();
     queued.add(Arc::new(Behind(Cpu(run.engine))));
+    let tasks = FLOW / (BATCH * K * chunk);
+    let (over, ended) = std::sync::mpsc::channel();
+    let flow = Arc::new(Flow { queued, code: Arc::clone(&code), left: AtomicUsize::new(0), over });
+    let mut sets: Vec<Vec<Buffers>> =
+        (0..DEPTH).map(|_| (0..BATCH).map(|_| stripe()).collect()).collect();
     let sets = std::cell::RefCell::new(&mut sets);
-    let batch = race(
-        ROUNDS,
-        8 * TURN,
-        [&mut || sets.borrow_mut().iter_mut().for_each(|set| direct(set)), &mut || {
-            let mut sets = sets.borrow_mut();
-            for set in sets.iter_mut() {
-                submit(&queued, std::mem::take(set));
-            }
-            for set in sets.iter_mut() {
-                *set = ended();
-            }
-        }],
+    let flow = ratio(
+        ROUNDS / 2,
+        TURN,
+        [
+            &mut || {
+                let mut sets = sets.borrow_mut();
+                (0..tasks).for_each(|task| direct(&mut sets[task % DEPTH]));
+            },
+            &mut || {
+                let mut sets = sets.borrow_mut();
+                flow.left.store(tasks - DEPTH, Ordering::Relaxed);
+                sets.drain(..).for_each(|set| flow.submit(set));
+                sets.extend((0..DEPTH).map(|_| ended.recv().expect("a task failed")));
+            },
+        ],
     );
-    let over = |times: [f64; 2]| times[1] / times[0] - 1.0;
-    let (one, many) = (over(single), over(batch));
-    let row = json!({"row": "dispatch", "single": round(one), "queued": round(many),
-        "gb_s": round(rate(K * CHUNK, single[1]))});
+    let over = [waits, told, flow].map(|ratio| ratio - 1.0);
+    let [waits, told, flow] = over;
+    let row = json!({"row": "dispatch", "k": K, "m": PARITY_CHUNKS, "chunk": chunk, "run": round(waits),
+        "submit": round(told), "queued": round(flow)});
     run.row(&row, || {
         format!(
-            "dispatch         one stripe {:>6.2} % more, 16 queued {:>6.2} %",
-            one * 1e2,
-            many * 1e2
+            "dispatch         {of}s of 64 KiB: run {:>6.2} % more, submit {:>6.2} %, {BATCH} to a task through a queue {:>6.2} %",
+            waits * 1e2,
+            told * 1e2,
+            flow * 1e2
         )
     });
-    [("dispatch_overhead".to_owned(), round(one.max(many)))].into_iter().collect()
+    over
+}
+
+/// What a task tells the thread that has made this, which waits for it.
+struct Event<T> {
+    told: Mutex<Option<T>>,
+    waits: std::thread::Thread,
+}
+
+impl<T> Event<T> {
+    fn tell(&self, what: T) {
+        *self.told.lock().unwrap_or_else(PoisonError::into_inner) = Some(what);
+        self.waits.unpark();
+    }
+
+    fn wait(&self) -> T {
+        loop {
+            let told = self.told.lock().unwrap_or_else(PoisonError::into_inner).take();
+            match told {
+                Some(told) => return told,
+                None => std::thread::park(),
+            }
+        }
+    }
+}
+
+/// Tasks through a queue: each is followed by another one with its buffers, submitted by the event that it has ended.
+struct Flow {
+    queued: Dispatcher,
+    code: Arc<Code>,
+    /// Tasks that are to be submitted yet.
+    left: AtomicUsize,
+    /// Buffers that nothing follows with.
+    over: std::sync::mpsc::Sender<Vec<Buffers>>,
+}
+
+impl Flow {
+    fn submit(self: &Arc<Self>, stripes: Vec<Buffers>) {
+        let work = Work::Encode { code: Arc::clone(&self.code), stripes };
+        let flow = Arc::clone(self);
+        self.queued.submit(
+            work,
+            Box::new(move |work, result| {
+                let Work::Encode { stripes, .. } = work else { return };
+                let next = |left: usize| left.checked_sub(1);
+                if result.is_ok()
+                    && flow.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
+                {
+                    flow.submit(stripes);
+                } else if result.is_ok() {
+                    let _ = flow.over.send(stripes);
+                }
+            }),
+        );
+    }
 }
 
 /// An engine of the CPU that is always queued for, by one thread.

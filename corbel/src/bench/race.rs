@@ -1,5 +1,5 @@
 //! Comparing the speed of functions on a machine that does other things too: they take turns, and
-//! each is judged by its best turn.
+//! each is judged by its best turn, or two by the median of what one takes of the other.
 
 use std::time::{Duration, Instant};
 
@@ -21,6 +21,28 @@ pub fn race<const N: usize>(
         }
     }
     best
+}
+
+/// How many times as long a call of the second takes as one of the first: the median of `rounds` turns of both, each about `turn`
+/// long. For what is nearly alike: the best turns of the two may be of different moments.
+pub fn ratio(rounds: usize, turn: Duration, mut contenders: [&mut dyn FnMut(); 2]) -> f64 {
+    let calls = contenders.each_mut().map(|f| calls_per_turn(turn, *f));
+    let mut ratios: Vec<f64> = (0..rounds)
+        .map(|round| {
+            let mut times = [0.0; 2];
+            // Neither is always the one that comes after the other.
+            for i in if round % 2 == 0 { [0, 1] } else { [1, 0] } {
+                let start = Instant::now();
+                for _ in 0..calls[i] {
+                    contenders[i]();
+                }
+                times[i] = start.elapsed().as_secs_f64() / f64::from(calls[i]);
+            }
+            times[1] / times[0]
+        })
+        .collect();
+    ratios.sort_by(f64::total_cmp);
+    ratios[ratios.len() / 2]
 }
 
 /// How many calls fill a turn; also warms the caches.

@@ -206,7 +206,7 @@ fn child_speed(child: impl Fn(u32) -> bool) -> Option<f64> {
 }
 
 /// CPU time of the children waited for (proc(5): cutime and cstime of /proc/self/stat).
-fn children_seconds() -> Option<f64> {
+pub fn children_seconds() -> Option<f64> {
     let stat = std::fs::read_to_string("/proc/self/stat").ok()?;
     // The name, in parentheses, may hold anything; the third field follows it.
     let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_whitespace().collect();

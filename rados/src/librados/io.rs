@@ -40,9 +40,8 @@ struct Pending {
     /// The library reads from it until then.
     io: Arc<Io>,
     done: Done<Vec<u8>>,
+    /// Where what is read goes: room for it, and nothing in it yet.
     buffer: Vec<u8>,
-    read: usize,
-    code: c_int,
 }
 
 // SAFETY: only the library calls it, once for each request, with the completion and the box that this was given.
@@ -51,7 +50,7 @@ unsafe extern "C" fn finished(completion: Raw, pending: *mut c_void) {
     called_back();
     // SAFETY: `pending` is the box that the request was given, and the library calls once.
     let pending = unsafe { Box::from_raw(pending.cast::<Pending>()) };
-    let Pending { io, done, mut buffer, read, code: of_read } = *pending;
+    let Pending { io, done, mut buffer } = *pending;
     let lib = io.cluster.lib;
     // SAFETY: the completion is done, and not released yet.
     let code = unsafe {
@@ -60,11 +59,12 @@ unsafe extern "C" fn finished(completion: Raw, pending: *mut c_void) {
         code
     };
     drop(io);
-    let result = told(code).and_then(|_| told(of_read)).map(|_| {
-        buffer.truncate(read);
+    done(told(code).map(|read| {
+        let read = usize::try_from(read).unwrap_or(0).min(buffer.capacity());
+        // SAFETY: a read has filled so many bytes of the room that it was given; anything else was given none.
+        unsafe { buffer.set_len(read) };
         buffer
-    });
-    done(result);
+    }));
 }
 
 /// The objects of a pool in a namespace.
@@ -111,7 +111,7 @@ impl Io {
         unsafe { (self.cluster.lib.io_id)(self.raw) }
     }
 
-    /// Begins a request: `operate` has the completion, and where its bytes, their count and a code go.
+    /// Begins a request: `operate` has the completion, and where its bytes go.
     fn begin(
         self: &Arc<Self>,
         len: usize,
@@ -119,8 +119,7 @@ impl Io {
         operate: impl FnOnce(&Lib, Raw, *mut Pending) -> c_int,
     ) {
         let lib = self.cluster.lib;
-        let pending =
-            Pending { io: Arc::clone(self), done, buffer: vec![0; len], read: 0, code: 0 };
+        let pending = Pending { io: Arc::clone(self), done, buffer: Vec::with_capacity(len) };
         let pending = Box::into_raw(Box::new(pending));
         let mut completion = null_mut();
         // SAFETY: the callback is given the box that it takes; there is room for the completion.
@@ -178,16 +177,11 @@ impl Io {
     pub fn read(self: &Arc<Self>, name: &str, offset: u64, len: usize, done: Done<Vec<u8>>) {
         let Ok(name) = text(name) else { return done(Err(Errno::INVAL)) };
         self.begin(len, done, |lib, completion, pending| {
-            // SAFETY: the box lives until the callback, and its fields are the library's until then; the operation is released when
-            // the request has taken it.
+            // SAFETY: the box lives until the callback, its buffer is the library's until then and has room for so many bytes, and
+            // the name ends in NUL and is copied.
             unsafe {
-                let op = (lib.read_op)();
                 let buffer = (&raw mut (*pending).buffer).as_mut_unchecked().as_mut_ptr();
-                let (read, code) = (&raw mut (*pending).read, &raw mut (*pending).code);
-                (lib.op_read)(op, offset, len, buffer.cast(), read, code);
-                let code = (lib.read)(op, self.raw, completion, name.as_ptr(), 0);
-                (lib.read_op_release)(op);
-                code
+                (lib.read)(self.raw, name.as_ptr(), completion, buffer.cast(), len, offset)
             }
         });
     }
