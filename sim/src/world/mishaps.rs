@@ -112,6 +112,9 @@ impl World<'_> {
             Fault::BitRot(n) => {
                 let root = self.hosts[n].node.as_ref().map(|x| x.volume().root().page);
                 self.stop_node(n, false);
+                self.hostd_ends(n)?;
+                // Its machine was started anew: no process has an heir. (Seed 9756272.)
+                self.hosts[n].boot += 1;
                 self.rot(n, root)?;
                 // Whether it still counts is known when somebody reads it.
                 self.hosts[n].rotten = Some(self.hosts[n].noted.take());
