@@ -102,6 +102,18 @@ pub struct DriverQueue {
     next_used: u16,
     kick: EventFd,
     call: EventFd,
+    /// Of the request that is put together.
+    chain: Vec<u8>,
+}
+
+/// A descriptor, as it lies in a table.
+fn descriptor(address: u64, len: u32, flags: u16, next: u16) -> [u8; 16] {
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&address.to_le_bytes());
+    bytes[8..12].copy_from_slice(&len.to_le_bytes());
+    bytes[12..14].copy_from_slice(&flags.to_le_bytes());
+    bytes[14..].copy_from_slice(&next.to_le_bytes());
+    bytes
 }
 
 impl std::fmt::Debug for DriverQueue {
@@ -155,6 +167,7 @@ impl DriverQueue {
             next_used: 0,
             kick: event()?,
             call: event()?,
+            chain: Vec::new(),
         })
     }
 
@@ -168,6 +181,11 @@ impl DriverQueue {
         let _ = self.map.write_slice(bytes, GuestAddress(at));
     }
 
+    /// Reads a value from the guest's memory; zeroes where there is none.
+    pub fn get<T: vm_memory::ByteValued + Default>(&self, at: u64) -> T {
+        self.map.read_obj(GuestAddress(at)).unwrap_or_default()
+    }
+
     /// Reads from the guest's memory.
     pub fn get_bytes(&self, at: u64, len: usize) -> Vec<u8> {
         let mut bytes = vec![0; len];
@@ -177,11 +195,7 @@ impl DriverQueue {
 
     /// Writes a descriptor into a table.
     pub fn describe(&self, table: u64, index: u16, address: u64, len: u32, flags: u16, next: u16) {
-        let at = table + 16 * u64::from(index);
-        self.put(address, at);
-        self.put(len, at + 8);
-        self.put(flags, at + 12);
-        self.put(next, at + 14);
+        self.put_bytes(&descriptor(address, len, flags, next), table + 16 * u64::from(index));
     }
 
     /// Where a slot's memory lies: request, reply, data, table.
@@ -262,7 +276,7 @@ impl DriverQueue {
 
     #[allow(clippy::too_many_arguments)] // the parts of a chain, by name
     fn chain(
-        &self,
+        &mut self,
         slot: usize,
         own_table: u64,
         request_at: u64,
@@ -290,17 +304,19 @@ impl DriverQueue {
             .chain(pages(data, 0))
             .chain((reply > 0).then_some((reply_at, reply, flag::WRITE)))
             .chain(pages(room, flag::WRITE));
-        let mut count = 0u16;
-        for (at, len, flags) in parts {
-            if count > 0 {
-                let last = table + 16 * u64::from(first + count - 1);
-                let flags: u16 = self.map.read_obj(GuestAddress(last + 12)).unwrap_or(0);
-                self.put(flags | flag::NEXT, last + 12);
-                self.put(first + count, last + 14);
-            }
-            self.describe(table, first + count, at, u32::try_from(len).unwrap_or(0), flags, 0);
+        // Put together here and written at once, as a guest does: looking up where a guest's address lies, for each word of each
+        // descriptor, took as long as a device needs for a request.
+        let mut chain = std::mem::take(&mut self.chain);
+        chain.clear();
+        let (mut count, mut parts) = (0u16, parts.peekable());
+        while let Some((at, len, flags)) = parts.next() {
             count += 1;
+            let more = if parts.peek().is_some() { (flag::NEXT, first + count) } else { (0, 0) };
+            let len = u32::try_from(len).unwrap_or(0);
+            chain.extend(descriptor(at, len, flags | more.0, more.1));
         }
+        self.put_bytes(&chain, table + 16 * u64::from(first));
+        self.chain = chain;
         if !self.config.indirect {
             return first;
         }

@@ -217,9 +217,9 @@ pub fn run_while(
             return Err(format!("an answer in slot {slot}, where nothing was asked"));
         };
         let (_, reply_at, _, _) = q.slot(slot);
-        let error = q.get_bytes(reply_at + 4, 4);
-        if written < 16 || error != [0; 4] {
-            return Err(format!("an answer of {written} bytes, error {error:?}"));
+        let error: u32 = q.get(reply_at + 4);
+        if written < 16 || error != 0 {
+            return Err(format!("an answer of {written} bytes, error {}", error.cast_signed()));
         }
         if load == Load::WriteFsync && wrote {
             begun[slot] = Some((since, false));
