@@ -551,7 +551,8 @@ impl Client {
     /// Up to there the client was told that everything is on every member, perhaps by an earlier run. (Who spoils that word hides
     /// nothing but what is lost of its own.)
     pub(super) fn told_replicated(&self) -> Sequence {
-        self.replicated.max(Sequence(self.word(control::REPLICATED)))
+        let told = Sequence(self.word(control::REPLICATED)).min(Sequence(self.reader.next - 1));
+        self.replicated.max(told)
     }
 
     /// Everything up to `seq` is on every member.

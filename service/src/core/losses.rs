@@ -88,7 +88,7 @@ impl Node {
     pub(super) fn remember_unreplicated(&mut self, client: &Client) {
         let acked = self.member.all_acked;
         self.agent.ended.retain(|_, upto| *upto > acked);
-        if client.told_replicated().0 + 1 < client.next().0 && !planted(Bug::LossOfGone) {
+        if client.told_replicated().0 < client.next().0 - 1 && !planted(Bug::LossOfGone) {
             self.agent.ended.insert(client.id, self.ring.last());
         }
     }

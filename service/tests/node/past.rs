@@ -490,6 +490,31 @@ fn who_has_it_open_is_told_of_what_the_dead_lose() {
     }
 }
 
+/// Whoever writes anything into the word that says how far his log is replicated ends no service. (The siege found that it did.)
+#[test]
+fn a_word_that_says_more_than_there_is_ends_nobody() {
+    let mut place = Place::new(2);
+    for n in 0..2 {
+        for word in [u64::MAX, u64::MAX - 1, 0] {
+            let mut hand = place.rig.attach(n, 1000);
+            let ino = open_named(&mut hand, &mut place.rig, format!("{n}-{word}").as_bytes());
+            hand.lease(&mut place.rig, ino, LeaseMode::Write).expect("a lease");
+            hand.append(&Op::Write { ino, offset: 0, data: b"some", clear_setid: true });
+            hand.set(control::REPLICATED, word);
+            place.rig.event(n, Event::ClientGone(hand.client));
+            hand.set(control::REPLICATED, word);
+            place.pass(50);
+            assert_eq!(place.rig.nodes[n].failure(), None);
+            let hand = place.rig.attach(n, 1000);
+            hand.set(control::REPLICATED, word);
+        }
+    }
+    place.view(&[0], &[1]);
+    place.pass(50);
+    assert_eq!(place.rig.nodes[1].failure(), None);
+    place.rig.check();
+}
+
 #[cfg(feature = "planted")]
 #[test]
 #[ignore = "alone: the variant is one for the whole process"]
