@@ -20,7 +20,7 @@ use crate::failure::{Context, Failure, Kind, Result};
 use crate::output::Output;
 use crate::source::{Opener, SourceArgs, Waiting, sources_help};
 use crate::units::show_bytes;
-use records::{Held, Made, Records};
+use records::{Held, Made, Records, Turn};
 
 /// Arguments of `corbel ublk`.
 #[derive(Args, Debug, Clone)]
@@ -46,7 +46,7 @@ pub struct UblkArgs {
     #[arg(long, value_name = "ID", conflicts_with_all = ["source", "id", "size", "read_only", "cache", "queues", "depth", "copy"])]
     recover: Option<u32>,
     /// Number of the device: /dev/ublkbID (default: the first that is free)
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u32).range(..i64::from(u32::MAX)))]
     id: Option<u32>,
     /// Hardware queues, each with a thread; no more are made than there are processors
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=i64::from(QUEUES_MAX)))]
@@ -139,7 +139,9 @@ struct Plan {
     made: Made,
     how: SourceArgs,
     /// The device to take over.
-    over: Option<(u32, Held)>,
+    over: Option<Held>,
+    /// Until it is served, nobody else begins to serve the same.
+    turn: Option<Turn>,
 }
 
 fn serve(global: &Global, out: &Output, args: &UblkArgs) -> Result<()> {
@@ -152,15 +154,27 @@ fn serve(global: &Global, out: &Output, args: &UblkArgs) -> Result<()> {
         log::warn!("ublk: not an I/O flusher ({error}): when memory is short the device may hang");
     }
     let records = Records::open()?;
-    // One at a time looks for what is there and adds to it.
-    let turn = records.turn()?;
     let plan = plan(global, args, &mut control, &records)?;
     let opener = Opener::new(global, &plan.how, Waiting::Threads);
     let mut opener = opener.at(plan.made.socket.clone());
     let device = opener.open(&plan.made.source)?;
     let recovered = plan.over.is_some();
     let (server, held) = match plan.over {
-        Some((id, held)) => (Server::recover(control, device, id).map_err(failure)?, held),
+        Some(held) => {
+            let (id, mark) = (held.id(), plan.made.mark);
+            let server = Server::recover(control, device, id, mark).map_err(failure)?;
+            // How it is opened may be another way now.
+            let put = (*held.made() != plan.made).then(|| records.put(id, &plan.made));
+            let held = match put {
+                Some(Ok(now)) => now,
+                Some(Err(error)) => {
+                    log::warn!("ublk: it is known as it was before: {}", error.message);
+                    held
+                }
+                None => held,
+            };
+            (server, held)
+        }
         None => {
             let config = Config {
                 id: args.id,
@@ -170,35 +184,45 @@ fn serve(global: &Global, out: &Output, args: &UblkArgs) -> Result<()> {
                 zero_copy: !args.copy,
                 mark: plan.made.mark,
             };
-            let server = Server::add(control, device, &config).map_err(failure)?;
-            match records.add(server.info().id, &plan.made) {
-                Ok(held) => (server, held),
-                Err(error) => {
-                    // Nobody would know it again.
-                    server.stop().map_err(failure)?;
-                    return Err(error);
+            let mut record = None;
+            let added = Server::add(control, device, &config, |id| {
+                record.insert(records.put(id, &plan.made)).is_ok()
+            });
+            match (added, record) {
+                (Ok(server), Some(Ok(held))) => (server, held),
+                (_, Some(Err(error))) => return Err(error),
+                (added, held) => {
+                    held.and_then(Result::ok).into_iter().for_each(Held::remove);
+                    return Err(added.map_or_else(failure, |_| {
+                        Failure::failed("a device without a record", "try again")
+                    }));
                 }
             }
         }
     };
-    drop(turn);
+    drop(plan.turn);
     let info = server.info();
     let (id, size) = (info.id, server.size());
     let zero_copy = info.flags & flag::AUTO_BUF_REG != 0;
     let told = json!({"device": node(id), "id": id, "size": size, "source": plan.made.source, "recovered": recovered,
         "queues": info.queues, "depth": info.depth, "zero_copy": zero_copy});
-    out.result(&told, || {
-        let how = if recovered { ", taken over" } else { "" };
-        println!("{}: {}, {}{how}", node(id), plan.made.source, show_bytes(size));
-    });
-    std::io::stdout().flush().context("standard output")?;
+    let how = if recovered { ", taken over" } else { "" };
+    let text = format!("{}: {}, {}{how}", node(id), plan.made.source, show_bytes(size));
+    let line = if out.json { told.to_string() } else { text };
+    let mut stdout = std::io::stdout();
+    if let Err(error) = writeln!(stdout, "{line}").and_then(|()| stdout.flush()) {
+        // Whoever uses the disk has not asked to hear it.
+        log::warn!("ublk: {} is there, which nobody could be told: {error}", node(id));
+    }
     let asked = signals.wait_or(server.over()).context("waiting for signals")?;
     if let Some(why) = server.failure() {
-        // It stays as it is, for the next server.
-        return Err(Failure::failed(
-            format!("{}: {why}", node(id)),
-            "start it again with the same source, which takes it over; see the kernel's log (dmesg)",
-        ));
+        // It stays as it is, for the next server, or goes.
+        let remedy = if plan.made.lasts() {
+            "start it again with the same source, which takes it over; see the kernel's log (dmesg)"
+        } else {
+            "its disk goes with it: unmount it, and start it again; see the kernel's log (dmesg)"
+        };
+        return Err(Failure::failed(format!("{}: {why}", node(id)), remedy));
     }
     if asked && is_used(id) {
         log::warn!("ublk: {} is in use and goes: whoever uses it gets errors", node(id));
@@ -218,20 +242,21 @@ fn plan(
     if let Some(id) = args.recover {
         let info = control.info(id).map_err(failure)?;
         let info = info.ok_or(Error::NotThere(id)).map_err(failure)?;
-        let held = records.get(id)?.filter(|held| held.made().mark == info.mark);
-        let held = held.ok_or_else(|| {
-            let what = format!("{}: not known what it is made of", node(id));
-            Failure::failed(
-                what,
-                "start its server as it was started before; corbel ublk list shows what is known",
-            )
-        })?;
-        let held = held.take(|| served(&held_source(&info), id, info.pid))?;
+        let known = || -> Result<Held> {
+            let held = records.get(id)?.filter(|held| held.made().mark == info.mark);
+            held.ok_or_else(|| {
+                let what = format!("{}: not known what it is made of", node(id));
+                Failure::failed(what, "remove it: corbel ublk delete ID; and serve its source anew")
+            })
+        };
+        let turn = turn_of(records, known()?.made())?;
+        // Who had the turn before may have put another in its place.
+        let held = known()?.take(|| served(&node(id), id, Some(&info)))?;
         let made = held.made().clone();
         if !made.lasts() {
             return Err(gone(id, &made.source));
         }
-        return Ok(Plan { how: made.how(), made, over: Some((id, held)) });
+        return Ok(Plan { how: made.how(), made, over: Some(held), turn });
     }
     let source = absolute(args.source.as_deref().unwrap_or_default());
     let socket = match source.starts_with("volume:") {
@@ -242,6 +267,7 @@ fn plan(
     let drawn = std::hash::RandomState::new().build_hasher().finish();
     let mark = OURS | (drawn & u64::from(u32::MAX));
     let made = Made::new(source, socket, identity, mark, &args.how);
+    let turn = turn_of(records, &made)?;
     let mut over = None;
     for held in records.all()? {
         if made.identity.is_none() || held.made().identity != made.identity {
@@ -249,8 +275,13 @@ fn plan(
         }
         let id = held.id();
         let info = control.info(id).map_err(failure)?;
-        let Some(info) = info.filter(|info| info.mark == held.made().mark) else { continue };
-        let held = held.take(|| served(&made.source, id, info.pid))?;
+        let info = info.filter(|info| info.mark == held.made().mark);
+        // Also one whose device is gone may have a server that is still at what was written before.
+        let held = held.take(|| served(&made.source, id, info.as_ref()))?;
+        let Some(info) = info else {
+            held.remove();
+            continue;
+        };
         if info.state == state::DEAD || info.flags & flag::USER_RECOVERY == 0 {
             // It goes with its server, which is gone: nobody can use it any more.
             control.stop(id).and_then(|()| control.delete(id)).map_err(failure)?;
@@ -271,27 +302,34 @@ fn plan(
                 "start it without --write-back; or remove that one first: corbel ublk delete ID";
             return Err(Failure::failed(what, remedy));
         }
-        over = Some((id, held));
+        over = Some(held);
         break;
     }
-    let made = match &over {
-        Some((_, held)) => {
-            // The kernel keeps the mark that it had; how it is opened may be another way now.
-            let made = made.marked(held.made().mark);
-            held.write(&made)?;
-            made
+    let (made, how) = match &over {
+        // The kernel keeps the mark that it had. What was served is there, or it is not what was served: nothing is made.
+        Some(held) => {
+            (made.marked(held.made().mark), SourceArgs { size: None, ..args.how.clone() })
         }
-        None => made,
+        None => (made, args.how.clone()),
     };
-    Ok(Plan { made, how: args.how.clone(), over })
+    Ok(Plan { made, how, over, turn })
 }
 
-fn held_source(info: &Info) -> String {
-    node(info.id)
+/// The turn to serve that, if others could serve the same.
+fn turn_of(records: &Records, made: &Made) -> Result<Option<Turn>> {
+    let taken = || {
+        let what = format!("{}: another process begins to serve it at this moment", made.source);
+        Failure::failed(what, "corbel ublk list shows what becomes of it; try again")
+    };
+    made.identity.as_deref().map(|identity| records.turn_of(identity, taken)).transpose()
 }
 
-fn served(source: &str, id: u32, pid: i32) -> Failure {
-    let what = format!("{source}: it is served already, as {} by process {pid}", node(id));
+fn served(source: &str, id: u32, info: Option<&Info>) -> Failure {
+    let Some(info) = info else {
+        let what = format!("{source}: the server of {} is still at its end", node(id));
+        return Failure::failed(what, "try again in a moment");
+    };
+    let what = format!("{source}: it is served already, as {} by process {}", node(id), info.pid);
     Failure::failed(what, "use that one, or end its server first (kill, or corbel ublk delete ID)")
 }
 
@@ -341,6 +379,28 @@ fn identity(source: &str, socket: Option<&Path>, read_only: bool) -> Option<Stri
     Some(if read_only { format!("{what} (read only)") } else { what })
 }
 
+/// Whether the disk, or a part of it, is mounted here, swapped to, or under another disk. Without asking the disk itself.
+fn is_mounted(id: u32) -> bool {
+    let disk = std::path::PathBuf::from(format!("/sys/block/ublkb{id}"));
+    let parts = std::fs::read_dir(&disk).into_iter().flatten().flatten().map(|entry| entry.path());
+    let mut dirs: Vec<_> = parts.filter(|path| path.join("partition").exists()).collect();
+    dirs.push(disk);
+    let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let swaps = std::fs::read_to_string("/proc/swaps").unwrap_or_default();
+    let (mounts, swaps) = (column(&mounts, 2), column(&swaps, 0));
+    dirs.iter().any(|dir| {
+        let number = std::fs::read_to_string(dir.join("dev")).unwrap_or_default();
+        let name = dir.file_name().unwrap_or_default().to_string_lossy();
+        let held = std::fs::read_dir(dir.join("holders")).is_ok_and(|mut all| all.next().is_some());
+        held || mounts.contains(&number.trim()) || swaps.contains(&format!("/dev/{name}").as_str())
+    })
+}
+
+/// What stands in a column of a table of the kernel's.
+fn column(table: &str, at: usize) -> Vec<&str> {
+    table.lines().filter_map(|line| line.split_whitespace().nth(at)).collect()
+}
+
 /// Whether somebody has mounted the disk, or keeps it for himself otherwise.
 fn is_used(id: u32) -> bool {
     use rustix::fs::{Mode, OFlags, open};
@@ -357,7 +417,7 @@ fn delete(out: &Output, id: u32, force: bool) -> Result<()> {
         return Err(Failure::failed(what, "remove it with the tool that made it"));
     }
     // (What has no server answers nothing, an opening included.)
-    if !force && info.state == state::LIVE && is_used(id) {
+    if !force && (is_mounted(id) || info.state == state::LIVE && is_used(id)) {
         let what = format!("{}: it is in use", node(id));
         return Err(Failure::failed(
             what,
@@ -384,7 +444,7 @@ fn list(out: &Output) -> Result<()> {
     for id in control.ids().map_err(failure)? {
         // It may go meanwhile.
         let Some(info) = control.info(id).map_err(failure)? else { continue };
-        let sectors = control.params(id).map_or(0, |params| params.basic.sectors);
+        let size = control.params(id).map_or(0, |params| params.basic.sectors.saturating_mul(512));
         let held = records.get(id)?.filter(|held| held.made().mark == info.mark);
         let source = held.map(|held| held.made().source.clone());
         let state = match info.state {
@@ -393,7 +453,7 @@ fn list(out: &Output) -> Result<()> {
             state::QUIESCED => "quiesced",
             _ => "failing",
         };
-        devices.push(json!({"id": id, "device": node(id), "state": state, "size": sectors * 512, "pid": info.pid,
+        devices.push(json!({"id": id, "device": node(id), "state": state, "size": size, "pid": info.pid,
             "source": source, "ours": is_ours(&info), "recoverable": info.flags & flag::USER_RECOVERY != 0,
             "zero_copy": info.flags & flag::AUTO_BUF_REG != 0, "queues": info.queues, "depth": info.depth}));
     }

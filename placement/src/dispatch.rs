@@ -23,6 +23,8 @@ pub use work::{Buffers, Piece, Work};
 /// Work that an engine of the CPU is through with in this time, or in what it takes to wake two threads, is done in the thread
 /// that submits it: another thread would have to be woken, would find nothing in its caches, and would have to wake who waits.
 const AT_ONCE: u64 = 50_000;
+/// One task in so many is given to another thread although that seems to take longer than it does.
+const PROBES: u64 = 64;
 /// One task in so many is timed, when enough were.
 const TIMED: u64 = 8;
 const TIMED_ALL: u64 = 64;
@@ -309,8 +311,10 @@ impl Inner {
             }
             let takes = member.takes(kind, units);
             let waking = member.queue.waking();
-            let at_once =
-                member.accelerator.is_cpu() && (waits || takes <= AT_ONCE.max(2 * waking));
+            // What a wake-up takes is seen where somebody is woken: now and then, also where that took long the last time.
+            let probes = member.done.load(Ordering::Relaxed).is_multiple_of(PROBES);
+            let short = takes <= AT_ONCE || takes <= 2 * waking && !probes;
+            let at_once = member.accelerator.is_cpu() && (waits || short);
             if !at_once && member.queue.waiting() >= QUEUE_MAX {
                 continue;
             }

@@ -66,11 +66,10 @@ pub enum Purpose {
     Disk,
 }
 
-/// Options of the library, what they are if nobody sets them, and what they are for a client that is one disk's alone: each of its requests
-/// goes from thread to thread, and with fewer of them more is found to do by one that was woken. Callbacks come one at a time however
-/// many threads there are for them.
-const ALONE: [(&CStr, &CStr, &CStr); 2] =
-    [(c"ms_async_op_threads", c"3", c"1"), (c"librados_thread_count", c"2", c"1")];
+/// An option of the library, what it is if nobody sets it, and what it is for a client that is one disk's alone: each of its requests
+/// goes from thread to thread, and with fewer that send and receive more is found to do by one that was woken. (Not those that call back: one
+/// waits for the monitors where a pool is gone, and another one takes what they say.)
+const ALONE: (&CStr, &CStr, &CStr) = (c"ms_async_op_threads", c"3", c"1");
 
 /// A connection to a cluster.
 pub struct Cluster {
@@ -174,19 +173,18 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Sets what does for one disk, where the configuration has left it as the library has it.
+    /// Sets what does for one disk, where the file of the configuration and CEPH_ARGS have left it as the library has it. (What the
+    /// monitors have configured comes later, and counts less.)
     fn prefer(&self) {
-        for (option, default, value) in ALONE {
-            let mut now = [0; 16];
-            let call = self.lib.get_conf;
-            // SAFETY: the handle lives, the text ends in NUL, and there is as much room as is said.
-            let code =
-                unsafe { call(self.raw, option.as_ptr(), now.as_mut_ptr().cast(), now.len()) };
-            let is_default = CStr::from_bytes_until_nul(&now).is_ok_and(|now| now == default);
-            if code >= 0 && is_default {
-                // SAFETY: the handle lives, and both texts end in NUL. One that it does not take stays as it is.
-                unsafe { (self.lib.set_conf)(self.raw, option.as_ptr(), value.as_ptr()) };
-            }
+        let (option, default, value) = ALONE;
+        let mut now = [0; 16];
+        let call = self.lib.get_conf;
+        // SAFETY: the handle lives, the text ends in NUL, and there is as much room as is said.
+        let code = unsafe { call(self.raw, option.as_ptr(), now.as_mut_ptr().cast(), now.len()) };
+        let is_default = CStr::from_bytes_until_nul(&now).is_ok_and(|now| now == default);
+        if code >= 0 && is_default {
+            // SAFETY: the handle lives, and both texts end in NUL. One that it does not take stays as it is.
+            unsafe { (self.lib.set_conf)(self.raw, option.as_ptr(), value.as_ptr()) };
         }
     }
 

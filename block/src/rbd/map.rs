@@ -19,7 +19,9 @@ const EXISTS: u8 = 1;
 const CLEAN: u8 = 3;
 
 /// Most bytes of a map that is read: of sixteen TiB in objects of 4 MiB. One that is longer is as if nothing were known of it.
-const MAP_MAX: usize = 1 << 20;
+const MAP_MAX: usize = (1 << 20) + MAP_FRAME;
+/// Bytes around the states: header, checksums.
+const MAP_FRAME: usize = 4096;
 
 /// What is done when an object is marked.
 type Then = Box<dyn FnOnce(Result<(), Errno>) + Send>;

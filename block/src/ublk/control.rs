@@ -71,6 +71,8 @@ pub struct Control {
     file: File,
     ring: CommandRing,
     features: u64,
+    /// Commands so far.
+    commands: u64,
 }
 
 impl std::fmt::Debug for Control {
@@ -102,7 +104,7 @@ impl Control {
             _ if matches!(error.raw_os_error(), Some(6 | 19)) => Error::NoDriver,
             _ => Error::System(PATH.into(), error),
         })?;
-        let mut control = Self { file, ring: ring()?, features: 0 };
+        let mut control = Self { file, ring: ring()?, features: 0, commands: 0 };
         let mut features = 0_u64;
         control.exchange(command::GET_FEATURES, u32::MAX, features.as_mut_bytes(), 0).map_err(
             |error| match error.kind() {
@@ -269,7 +271,9 @@ impl Control {
         let mut bytes = [0; 80];
         bytes[..size_of::<ControlCommand>()].copy_from_slice(command.as_bytes());
         let file = types::Fd(self.file.as_raw_fd());
+        self.commands += 1;
         let entry = opcode::UringCmd80::new(file, number).cmd(bytes).build();
+        let entry = entry.user_data(self.commands);
         // SAFETY: the file is open as long as `self`, which has the ring; `shared` is freed only when the command has ended.
         unsafe { self.ring.submission().push(&entry) }.map_err(io::Error::other)?;
         let ended = self.wait(in_vain);
@@ -294,9 +298,12 @@ impl Control {
         let limit = types::SubmitArgs::new().timespec(&limit);
         loop {
             let waited = self.ring.submitter().submit_with_args(1, &limit);
-            if let Some(entry) = self.ring.completion().next() {
+            // (One that was given up before may end yet.)
+            let (commands, mut ended) = (self.commands, self.ring.completion());
+            if let Some(entry) = ended.find(|entry| entry.user_data() == commands) {
                 return Ok(entry.result());
             }
+            drop(ended);
             match waited {
                 // Interrupted, or too long.
                 Err(error) if !matches!(error.raw_os_error(), Some(4 | 62)) => return Err(error),

@@ -192,6 +192,15 @@ impl Kernel for Ring {
                     error.kind(),
                     io::ErrorKind::Interrupted | io::ErrorKind::ResourceBusy
                 ) => {}
+            // Memory is short, for a moment: whoever writes to this disk to have some of it waits for us.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory
+                ) =>
+            {
+                std::thread::sleep(SHORT);
+            }
             Err(error) => return Err(error),
         }
         for entry in self.ring.completion() {
@@ -212,6 +221,8 @@ impl Kernel for Ring {
     }
 }
 
+/// How long a ring rests for which the kernel has no memory.
+const SHORT: std::time::Duration = std::time::Duration::from_millis(1);
 /// `RWF_DSYNC` of `preadv2(2)`.
 const RWF_DSYNC: i32 = 2;
 /// `POLLIN` of `poll(2)`.

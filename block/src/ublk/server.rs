@@ -24,7 +24,8 @@ const RANGE_BYTES: u32 = 1 << 30;
 /// Most bytes of zeroes that are written by one request.
 const ZERO_BYTES: u32 = 16 << 20;
 /// How long the kernel may take until it is done with a server that died, and how often that is looked at.
-const DYING: Duration = Duration::from_secs(30);
+/// (Where the dead server had all requests of a queue it waits until they are as old as requests may be: 30 s, rounded up.)
+const DYING: Duration = Duration::from_secs(90);
 const LOOK: Duration = Duration::from_millis(50);
 /// How long the node of a new device may take to appear.
 const APPEARING: Duration = Duration::from_secs(5);
@@ -81,7 +82,8 @@ impl Health {
     }
 }
 
-/// A served device. Dropped, it is no longer served, and stays or goes as it was made.
+/// A served device. Its workers go on until it is stopped, removed by somebody else, or the process ends: then it stays or goes as it
+/// was made.
 #[derive(Debug)]
 pub struct Server {
     control: Control,
@@ -92,14 +94,16 @@ pub struct Server {
 }
 
 impl Server {
-    /// Makes a device of the kernel for `device`, and serves it.
+    /// Makes a device of the kernel for `device`, and serves it. Before anybody can use it `known` is told its number, so that it can be
+    /// known again if this process dies in the middle; `false`: it cannot.
     ///
     /// # Errors
-    /// When the kernel refuses: then there is no device.
+    /// When the kernel refuses, or it cannot be known again: then there is no device.
     pub fn add(
         mut control: Control,
         device: Arc<dyn Device>,
         config: &Config,
+        known: impl FnOnce(u32) -> bool,
     ) -> Result<Self, Error> {
         let params = params(&*device)?;
         let mut flags = flag::IOCTL_ENCODE;
@@ -123,8 +127,12 @@ impl Server {
         };
         let info = control.add(wanted)?;
         let id = info.id;
-        let started = control
-            .set_params(id, params)
+        let kept = match known(id) {
+            true => Ok(()),
+            false => Err(Error::Unfit(format!("/dev/ublkb{id} would not be known again"))),
+        };
+        let started = kept
+            .and_then(|()| control.set_params(id, params))
             .and_then(|()| Self::launch(control, device, info, &params))
             .and_then(|mut server| {
                 let health = Arc::clone(&server.health);
@@ -147,9 +155,15 @@ impl Server {
     /// Takes a device over whose server is gone, and goes on with it. `device` must be what was served.
     ///
     /// # Errors
-    /// When there is no such device, it has a server, or `device` does not fit: then it stays as it is.
-    pub fn recover(mut control: Control, device: Arc<dyn Device>, id: u32) -> Result<Self, Error> {
-        let info = control.info(id)?.ok_or(Error::NotThere(id))?;
+    /// When there is no such device with that mark, it has a server, or `device` does not fit: then it stays as it is.
+    pub fn recover(
+        mut control: Control,
+        device: Arc<dyn Device>,
+        id: u32,
+        mark: u64,
+    ) -> Result<Self, Error> {
+        let info = control.info(id)?.filter(|info| info.mark == mark);
+        let info = info.ok_or(Error::NotThere(id))?;
         if info.flags & flag::USER_RECOVERY == 0 || info.state == state::DEAD {
             return Err(Error::Unfit(format!("/dev/ublkb{id} does not outlive its server")));
         }
@@ -159,8 +173,9 @@ impl Server {
         while !control.start_recovery(id)? {
             if Instant::now() > deadline {
                 return Err(Error::Unfit(format!(
-                    "/dev/ublkb{id} has a server (process {})",
-                    info.pid
+                    "/dev/ublkb{id} has a server (process {}), or the kernel is not done with it after {} s",
+                    info.pid,
+                    DYING.as_secs()
                 )));
             }
             std::thread::sleep(LOOK);
@@ -238,13 +253,18 @@ impl Server {
     /// # Errors
     /// When the kernel refuses. That somebody else has removed it is fine.
     pub fn stop(mut self) -> Result<(), Error> {
-        let id = self.info.id;
-        match self.control.stop(id) {
-            Ok(()) | Err(Error::NotThere(_)) => {}
-            Err(error) => return Err(error),
-        }
+        self.end(Control::stop)?;
         self.join();
-        match self.control.delete(id) {
+        self.end(Control::delete)
+    }
+
+    /// Does that to the device, if it is there: when somebody else has removed it, the next one has its number at once.
+    fn end(&mut self, how: fn(&mut Control, u32) -> Result<(), Error>) -> Result<(), Error> {
+        let id = self.info.id;
+        if self.control.info(id)?.is_none_or(|info| info.mark != self.info.mark) {
+            return Ok(());
+        }
+        match how(&mut self.control, id) {
             Ok(()) | Err(Error::NotThere(_)) => Ok(()),
             Err(error) => Err(error),
         }

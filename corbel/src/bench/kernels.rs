@@ -345,7 +345,9 @@ fn dispatch_of(run: &Run, of: &str, chunk: usize) -> [f64; 3] {
                 let mut sets = sets.borrow_mut();
                 flow.left.store(tasks - DEPTH, Ordering::Relaxed);
                 sets.drain(..).for_each(|set| flow.submit(set));
-                sets.extend((0..DEPTH).map(|_| ended.recv().expect("a task failed")));
+                sets.extend(
+                    (0..DEPTH).map(|_| ended.recv().ok().flatten().expect("a task failed")),
+                );
             },
         ],
     );
@@ -393,8 +395,8 @@ struct Flow {
     code: Arc<Code>,
     /// Tasks that are to be submitted yet.
     left: AtomicUsize,
-    /// Buffers that nothing follows with.
-    over: std::sync::mpsc::Sender<Vec<Buffers>>,
+    /// Buffers that nothing follows with; none: their task failed.
+    over: std::sync::mpsc::Sender<Option<Vec<Buffers>>>,
 }
 
 impl Flow {
@@ -404,14 +406,16 @@ impl Flow {
         self.queued.submit(
             work,
             Box::new(move |work, result| {
-                let Work::Encode { stripes, .. } = work else { return };
+                let Work::Encode { stripes, .. } = work else {
+                    unreachable!("it was one to encode")
+                };
                 let next = |left: usize| left.checked_sub(1);
                 if result.is_ok()
                     && flow.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
                 {
                     flow.submit(stripes);
-                } else if result.is_ok() {
-                    let _ = flow.over.send(stripes);
+                } else {
+                    let _ = flow.over.send(result.is_ok().then_some(stripes));
                 }
             }),
         );

@@ -11,13 +11,15 @@
 //! submits until it has the answer, as ours are; its processor time is that of fio's process, of which a run of one request is taken off, since
 //! fio counts one of its threads alone.
 
+use std::io::Write;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use ::block::device::{Device, Op, Request, wait_for};
+use ::block::device::{Device, Op, Request};
 use ::block::layer::{Config, Layered};
 use ::block::rbd::RbdImage;
 use base::random::Random;
@@ -25,6 +27,7 @@ use clap::Args;
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 
+use super::steady::median;
 use super::straw2::children_seconds;
 use super::world::scratch;
 use super::{Asked, Figures};
@@ -122,16 +125,20 @@ struct Stage<'a> {
     conf: PathBuf,
     dir: PathBuf,
     image: String,
-    /// Processor seconds of fio with one request.
-    fio_base: [f64; 2],
+    /// The image may be there.
+    made: bool,
+    /// Processor seconds of fio with one request: with and without a cache, each to read and to write.
+    fio_base: [[f64; 2]; 2],
 }
 
 impl Drop for Stage<'_> {
     fn drop(&mut self) {
         // Who watched it a moment ago is forgotten after half a minute; a cluster that is gone is not waited for.
         let end = Instant::now() + PARTING;
-        while let Err(failure) = self.rbd(&["rm", "--no-progress", &self.named()]) {
-            if Instant::now() > end {
+        while self.made
+            && let Err(failure) = self.rbd(&["rm", "--no-progress", &self.named()])
+        {
+            if Instant::now() > end || crate::signals::check().is_err() {
                 log::warn!("bench rados: image {} is left: {failure}", self.named());
                 break;
             }
@@ -186,17 +193,23 @@ impl<'a> Stage<'a> {
         }
         let dir = scratch()?;
         let image = format!("corbel-bench-{}", std::process::id());
+        let conf = dir.join("cold.conf");
+        let fio_base = Default::default();
+        let mut stage = Self { options, conf, dir, image, made: false, fio_base };
         // fio reads a file of configuration, and nothing else. What hangs is to be told rather than waited for.
         for (file, cache) in [("cold", "false"), ("cached", "true")] {
             let text = format!(
                 "{text}\n[client]\nclient_mount_timeout = 10\nrados_mon_op_timeout = 10\nrbd_cache = {cache}\n\
-                 rbd_cache_size = {CACHE}\nrbd_cache_writethrough_until_flush = false\n"
+                 rbd_cache_size = {CACHE}\nrbd_cache_policy = writeback\n\
+                 rbd_cache_writethrough_until_flush = false\n"
             );
-            let path = dir.join(format!("{file}.conf"));
-            std::fs::write(&path, text).context(path.display())?;
+            let path = stage.dir.join(format!("{file}.conf"));
+            // There may be a key in it.
+            let file =
+                std::fs::File::options().create_new(true).write(true).mode(0o600).open(&path);
+            file.and_then(|mut file| file.write_all(text.as_bytes())).context(path.display())?;
         }
-        let conf = dir.join("cold.conf");
-        let stage = Self { options, conf, dir, image, fio_base: [0.0; 2] };
+        stage.made = true;
         stage.rbd(&["create", "--size", &format!("{}M", IMAGE >> 20), &stage.named()]).map_err(
             |error| {
                 missing(format_args!("an image cannot be made in pool {}: {error}", options.pool))
@@ -240,7 +253,7 @@ impl<'a> Stage<'a> {
         for offset in (0..IMAGE).step_by(OBJECT as usize) {
             crate::signals::check()?;
             let op = Op::Write { offset, data: data.clone(), fua: false };
-            wait_for(&image, op).map_err(|e| failed("filling the image", e))?;
+            one(&image, op)?;
         }
         Ok(())
     }
@@ -296,7 +309,7 @@ impl<'a> Stage<'a> {
         };
         let percentile = &told["lat_ns"]["percentile"];
         let (count, millis) = (number(&told["total_ios"])?, number(&told["runtime"])?);
-        let base = self.fio_base[usize::from(conf == "cached")];
+        let base = self.fio_base[usize::from(conf == "cached")][usize::from(case.write)];
         Ok(Turn {
             p50_us: number(&percentile["50.000000"])? / 1e3,
             p99_us: number(&percentile["99.000000"])? / 1e3,
@@ -308,25 +321,41 @@ impl<'a> Stage<'a> {
     /// What fio takes to start, to connect, and to end.
     fn measure_base(&mut self) -> Result<()> {
         for (i, conf) in ["cold", "cached"].into_iter().enumerate() {
-            let case = Case { write: false, bytes: 4096, depth: 1 };
-            let mut all = Vec::new();
-            for seed in 0..5 {
-                all.push(self.fio(conf, case, seed, Some(1.0))?.cpu_us / 1e6);
+            for write in [false, true] {
+                let case = Case { write, bytes: 4096, depth: 1 };
+                let mut all = Vec::new();
+                for seed in 0..5 {
+                    all.push(self.fio(conf, case, seed, Some(1.0))?.cpu_us / 1e6);
+                }
+                self.fio_base[i][usize::from(write)] = median(all);
             }
-            self.fio_base[i] = median(all);
         }
         Ok(())
     }
 }
 
-fn median(mut all: Vec<f64>) -> f64 {
-    all.sort_by(f64::total_cmp);
-    all[all.len() / 2]
-}
-
 fn processor() -> f64 {
     let now = clock_gettime(ClockId::ProcessCPUTime);
     now.tv_sec as f64 + now.tv_nsec as f64 / 1e9
+}
+
+/// What a request has come to. A cluster may never say: then whoever waits is to be able to end it, and it is no measurement.
+fn heard<T>(from: &Receiver<T>) -> Result<T> {
+    let end = Instant::now() + PARTING;
+    loop {
+        match from.recv_timeout(Duration::from_secs(1)) {
+            Ok(told) => return Ok(told),
+            Err(RecvTimeoutError::Timeout) if Instant::now() < end => crate::signals::check()?,
+            Err(error) => return Err(failed("a request", error)),
+        }
+    }
+}
+
+/// One request, to its end.
+fn one(device: &dyn Device, op: Op) -> Result<()> {
+    let (told, hear) = channel();
+    device.submit(Request { op, done: Box::new(move |end| drop(told.send(end))) });
+    heard(&hear)?.map(drop).map_err(|e| failed("a request", e))
 }
 
 /// So many requests in flight, for so long; the thread that submits them waits for their answers, as fio's does.
@@ -360,14 +389,14 @@ fn load(device: &dyn Device, case: Case, time: Duration, seed: u64) -> Result<Tu
             submit();
             under_way += 1;
         }
-        let (begun, outcome) = from.recv().map_err(|e| failed("a request", e))?;
+        let (begun, outcome) = heard(&from)?;
         outcome.map_err(|e| failed("a request", e))?;
         all.push(begun.elapsed().as_secs_f64() * 1e6);
         under_way -= 1;
     }
     let wall = begun.elapsed().as_secs_f64();
     // What a cache has kept back is to be paid for as well, as when fio closes its image.
-    wait_for(device, Op::Flush).map_err(|e| failed("a flush", e))?;
+    one(device, Op::Flush)?;
     let cpu = processor() - cpu;
     let count = all.len() as f64;
     all.sort_by(f64::total_cmp);

@@ -1,9 +1,9 @@
 //! What devices are made of: one file for each, which its server has locked as long as it lives. They are in memory, as the devices
-//! are: both are gone after a boot.
+//! are: both are gone after a boot. A record is whole or not there: it is put in the place of the one before.
 
 use std::fs::File;
-use std::io::{Read, Seek, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::io::{Read, Write};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, flock};
@@ -66,7 +66,7 @@ impl Made {
 #[derive(Debug)]
 pub struct Records(PathBuf);
 
-/// One at a time makes or takes over a device: as long as this is held.
+/// Others wait, or are refused, as long as this is held.
 #[derive(Debug)]
 pub struct Turn {
     /// Locked.
@@ -94,15 +94,29 @@ impl Records {
         Ok(Self(dir.to_owned()))
     }
 
-    /// Waits for one's turn.
-    pub fn turn(&self) -> Result<Turn> {
+    /// One at a time changes which records there are. It takes no longer than that.
+    fn turn(&self) -> Result<Turn> {
         let path = self.0.join("lock");
+        self.lock(&path, FlockOperation::LockExclusive)?
+            .ok_or_else(|| Failure::failed(format!("{} is locked", path.display()), "try again"))
+    }
+
+    /// One at a time serves a source, or begins to: the others are refused by `taken`. However long it takes, nobody else waits for it.
+    pub fn turn_of(&self, identity: &str, taken: impl FnOnce() -> Failure) -> Result<Turn> {
+        let name = format!("source-{:08x}.lock", base::crc32c(0, identity.as_bytes()));
+        let turn = self.lock(&self.0.join(name), FlockOperation::NonBlockingLockExclusive)?;
+        turn.ok_or_else(taken)
+    }
+
+    fn lock(&self, path: &Path, how: FlockOperation) -> Result<Option<Turn>> {
         let mut options = File::options();
-        let file = options.create(true).truncate(false).write(true).open(&path);
+        let file = options.create(true).truncate(false).write(true).open(path);
         let file = file.context(path.display())?;
-        let locked = flock(&file, FlockOperation::LockExclusive).map_err(std::io::Error::from);
-        locked.context(path.display())?;
-        Ok(Turn { _file: file })
+        match flock(&file, how) {
+            Ok(()) => Ok(Some(Turn { _file: file })),
+            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(Failure::io(path.display(), &error.into())),
+        }
     }
 
     fn path(&self, id: u32) -> PathBuf {
@@ -136,15 +150,20 @@ impl Records {
         Ok(all)
     }
 
-    /// Adds one, locked. What was there of a device with that number, which is gone, is forgotten.
-    pub fn add(&self, id: u32, made: &Made) -> Result<Held> {
-        let path = self.path(id);
-        let _ = std::fs::remove_file(&path);
+    /// Puts one in its place, locked: of a device that is made, or taken over by who has locked the record before. What was there of a
+    /// device with that number, which is gone, is forgotten.
+    pub fn put(&self, id: u32, made: &Made) -> Result<Held> {
+        let _turn = self.turn()?;
+        let (path, new) = (self.path(id), self.0.join(format!("{id}.new")));
+        let text = serde_json::to_string(made).map_err(std::io::Error::from);
+        let text = text.context(path.display())?;
         let mut options = File::options();
-        let file = options.create_new(true).read(true).write(true).open(&path);
-        let held = Held { id, file: file.context(path.display())?, path, made: made.clone() };
+        let file = options.create(true).truncate(true).read(true).write(true).open(&new);
+        let mut file = file.context(new.display())?;
+        file.write_all(text.as_bytes()).context(new.display())?;
+        let held = Held { id, file, path, made: made.clone() };
         let held = held.take(|| Failure::failed("a record is locked", "try again"))?;
-        held.write(made)?;
+        std::fs::rename(&new, &held.path).context(held.path.display())?;
         Ok(held)
     }
 }
@@ -169,19 +188,15 @@ impl Held {
         }
     }
 
-    /// Writes what it is made of now.
-    pub fn write(&self, made: &Made) -> Result<()> {
-        let text = serde_json::to_string(made).map_err(std::io::Error::from);
-        let text = text.context(self.path.display())?;
-        let mut file = &self.file;
-        file.rewind().context(self.path.display())?;
-        file.set_len(0).context(self.path.display())?;
-        file.write_all(text.as_bytes()).context(self.path.display())
-    }
-
-    /// Forgets it: the device is gone.
+    /// Forgets it: the device is gone. (Another one may have its number by now, and a record of its own.)
     pub fn remove(self) {
-        let _ = std::fs::remove_file(&self.path);
+        let records = self.path.parent().map(|dir| Records(dir.to_owned()));
+        let _turn = records.map(|records| records.turn());
+        let file = |of: &std::fs::Metadata| (of.dev(), of.ino());
+        let own = self.file.metadata().map(|own| file(&own)).ok();
+        if own.is_some() && own == std::fs::metadata(&self.path).map(|now| file(&now)).ok() {
+            let _ = std::fs::remove_file(&self.path);
+        }
     }
 }
 
@@ -207,7 +222,7 @@ mod tests {
         let how =
             SourceArgs { size: Some(1), read_only: true, cache: Some(512), write_back: false };
         let made = Made::new("file:/a".into(), None, Some("file:/a".into()), 77, &how);
-        let held = records.add(3, &made).unwrap();
+        let held = records.put(3, &made).unwrap();
         let taken = || Failure::failed("taken", "");
         let again = records.get(3).unwrap().unwrap();
         assert_eq!((again.made(), again.id()), (&made, 3));
@@ -221,8 +236,19 @@ mod tests {
         let again = records.all().unwrap().remove(0).take(taken).unwrap();
         std::fs::write(dir.join("4.json"), "{torn").unwrap();
         assert_eq!(records.all().unwrap().len(), 1);
+        // Another device of that number: whoever had the one before takes nothing away.
+        let other = made.clone().marked(78);
+        let next = records.put(3, &other).unwrap();
         again.remove();
+        assert_eq!(records.get(3).unwrap().unwrap().made(), &other);
+        next.remove();
         assert!(records.all().unwrap().is_empty() && records.get(3).unwrap().is_none());
+        // One at a time has a source.
+        let first = records.turn_of("file:/a", taken).unwrap();
+        assert_eq!(records.turn_of("file:/a", taken).unwrap_err().message, "taken");
+        records.turn_of("file:/b", taken).unwrap();
+        drop(first);
+        records.turn_of("file:/a", taken).unwrap();
         std::fs::remove_dir_all(&dir).unwrap();
     }
 }
