@@ -122,6 +122,8 @@ disk() {
     [ $? = 1 ] && grep -q "in use" out && ok "$name: in use stays" || failed "$name: deleted in use"
     sync
     crash
+    "$corbel" ublk delete "$first" >out 2>&1
+    [ $? = 1 ] && grep -q "in use" out && ok "$name: in use stays without a server" || failed "$name: deleted in use without a server"
     # What reads waits, and goes on.
     echo 3 >/proc/sys/vm/drop_caches
     (cd /mnt && md5sum --quiet -c /tmp/sums >/tmp/compared 2>&1) &
@@ -151,6 +153,14 @@ if wanted file; then
     dd if=/dev/zero of="$device" bs=4096 count=1 oflag=direct 2>out && failed "a read-only disk is written" || ok "read only"
     dd if="$device" bs=1M 2>/dev/null | cmp - /tmp/disk.img && ok "file: what is read" || failed "file: what is read"
     end || failed "read only: does not end"
+    # What was served is gone: nothing is made in its place, under a disk that somebody may use.
+    serve file:/tmp/disk.img --size 96MiB || failed "file: does not start"
+    crash
+    mv disk.img moved.img
+    "$corbel" ublk file:/tmp/disk.img --size 96MiB --json >out 2>&1
+    [ $? != 0 ] && [ ! -e disk.img ] && ok "file: is not made anew under its disk" || failed "file: made anew"
+    mv moved.img disk.img
+    serve file:/tmp/disk.img --size 96MiB && [ "$(field recovered)" = true ] && end && ok "file: is taken over when it is back" || failed "file: back"
     disk "file, copied" file:/tmp/disk.img --copy
     disk "file, cached" file:/tmp/disk.img --cache 4MiB
     # What was answered and is in the cache alone would be lost unseen: the disk goes with its server, and whoever uses it gets errors.
