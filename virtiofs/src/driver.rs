@@ -8,7 +8,7 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering, fence};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use frontend::fuse::wire::{InHeader, InitIn, InitInExt, OutHeader, op};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -30,6 +30,9 @@ pub const BASE: u64 = 0x4000_0000;
 pub const PAGE: usize = 4096;
 /// Whoever waits longer for a reply has found a fault.
 const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How long KVM looks for something to do for a virtual processor that has halted (`halt_poll_ns` of its module, as it is on x86).
+pub const HALT_POLL: Duration = Duration::from_micros(200);
 
 /// Flags of a descriptor.
 pub mod flag {
@@ -97,6 +100,9 @@ pub struct DriverQueue {
     /// Of the slots' memory: request, reply, data, table.
     slots: u64,
     config: Config,
+    /// How long whoever waits for a reply looks for it before it sleeps. Zero, as it is at first: it sleeps at once. KVM looks on
+    /// behalf of a virtual processor that has halted, for [`HALT_POLL`] at most, unless somebody else could run there.
+    pub halt_poll: Duration,
     next_avail: u16,
     kicked_at: u16,
     next_used: u16,
@@ -162,6 +168,7 @@ impl DriverQueue {
             used,
             slots,
             config,
+            halt_poll: Duration::ZERO,
             next_avail: 0,
             kicked_at: 0,
             next_used: 0,
@@ -352,13 +359,30 @@ impl DriverQueue {
         self.wait_for(PATIENCE)?.ok_or_else(|| "the device has not answered for a minute".into())
     }
 
+    /// What comes while it is looked for, as KVM does: whoever else could run on this processor does.
+    fn look(&mut self) -> Option<(u16, u32)> {
+        let found = self.pop();
+        if found.is_some() || self.halt_poll.is_zero() {
+            return found;
+        }
+        let begun = Instant::now();
+        while begun.elapsed() < self.halt_poll {
+            std::thread::yield_now();
+            let found = self.pop();
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
+    }
+
     /// The same for so long; None if nothing came.
     ///
     /// # Errors
     /// The wait failed.
     pub fn wait_for(&mut self, limit: Duration) -> Result<Option<(u16, u32)>> {
         loop {
-            if let Some(found) = self.pop() {
+            if let Some(found) = self.look() {
                 return Ok(Some(found));
             }
             if self.config.event_index {
