@@ -352,6 +352,22 @@ pub enum Caching {
     All,
 }
 
+/// Who waits for what takes long: reads, writes and syncs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Waiting {
+    /// A thread for each.
+    Each,
+    /// One thread for all syncs: each makes durable what was written before it, by whomever, so that those behind it have
+    /// little to wait for.
+    Together,
+    /// Nobody. They are begun ([`FileSystem::begin_read`], [`begin_write`](FileSystem::begin_write),
+    /// [`begin_fsync`](FileSystem::begin_fsync)), and say when they have ended.
+    Nobody,
+}
+
+/// Told how something ended that was begun: once, by any thread, perhaps before the call that began it returns. It does not wait.
+pub type Ended<T> = alloc::boxed::Box<dyn FnOnce(Result<T>) + Send>;
+
 /// Pieces in one.
 #[cfg(feature = "std")]
 pub fn gather(pieces: &[IoSlice<'_>]) -> Vec<u8> {
@@ -361,7 +377,7 @@ pub fn gather(pieces: &[IoSlice<'_>]) -> Vec<u8> {
 }
 
 /// A file system, as the front ends see it. The module text has the rules.
-pub trait FileSystem: Send + Sync {
+pub trait FileSystem: Send + Sync + 'static {
     /// Attributes of `name` in directory `parent` (search permission needed). `.` and `..` work.
     fn lookup(&self, caller: &Caller<'_>, parent: InodeId, name: &[u8]) -> Result<Attr>;
     /// The same for who is about to remove or replace what the name leads to: what that takes can be asked
@@ -494,6 +510,39 @@ pub trait FileSystem: Send + Sync {
     fn lseek(&self, handle: Handle, offset: u64, whence: Whence) -> Result<u64>;
     /// Attributes through a handle.
     fn fgetattr(&self, handle: Handle) -> Result<Attr>;
+    /// How front ends that serve many requests at once best wait for this file system.
+    fn waiting(&self) -> Waiting {
+        Waiting::Each
+    }
+    /// Begins a [`read`](Self::read) of `len` bytes at most. Of a file system that is not [`Waiting::Nobody`] it has ended
+    /// when the call returns; so of the next ones.
+    fn begin_read(&self, handle: Handle, offset: u64, len: usize, ended: Ended<Vec<u8>>) {
+        let mut bytes = alloc::vec![0; len];
+        let read = self.read(handle, offset, &mut bytes);
+        ended(read.map(|len| {
+            bytes.truncate(len);
+            bytes
+        }));
+    }
+    /// Begins a [`write`](Self::write).
+    fn begin_write(
+        &self,
+        handle: Handle,
+        offset: u64,
+        data: Vec<u8>,
+        append: bool,
+        ended: Ended<Written>,
+    ) {
+        ended(self.write(handle, offset, &data, append));
+    }
+    /// Begins an [`fsync`](Self::fsync).
+    fn begin_fsync(&self, handle: Handle, data_only: bool, ended: Ended<()>) {
+        ended(self.fsync(handle, data_only));
+    }
+    /// Begins an [`fsync_inode`](Self::fsync_inode).
+    fn begin_fsync_inode(&self, caller: &Caller<'_>, ino: InodeId, ended: Ended<()>) {
+        ended(self.fsync_inode(caller, ino));
+    }
     /// Returns when what was written to the inode before (and the names it needs) is durable.
     fn fsync(&self, handle: Handle, data_only: bool) -> Result<()>;
     /// The same for a directory, or, with the root, for everything that the caller did.

@@ -16,6 +16,7 @@ mod pages;
 pub mod parse;
 pub mod reply;
 pub mod server;
+mod syncs;
 mod virtual_dir;
 pub mod wire;
 

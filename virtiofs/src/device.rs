@@ -4,15 +4,16 @@
 //! other nodes (`fsync`) it hands the lead to a thread that is free, if there is one, unless nothing came lately while one waited:
 //! waking somebody for nothing is what an `fsync` alone need not pay. A leader that does not come back from a
 //! request, since the node of the file system is away, is deposed by the watch, which gives the queue another thread: so what
-//! needs no node goes on. A request that waits for a lock has no thread at all.
+//! needs no node goes on. A request that waits for a lock has no thread at all, and one that its file system begins neither
+//! ([`Waiting`]): syncs of a volume while others come, reads and writes of a back end that says when they have ended.
 
 use std::io::{IoSlice, IoSliceMut};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use std::thread::{JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
-use client::fs::FileSystem;
+use client::fs::{FileSystem, Waiting};
 use frontend::fuse::wire::{CopyFileRangeIn, InHeader, OutHeader, ReadIn, WriteIn, op};
 use frontend::fuse::{
     Guest, IO_BYTES_MAX, LaterReply, Options as ServerOptions, REQUEST_BYTES_MAX, ReplySink,
@@ -40,6 +41,8 @@ const THREADS_MAX: usize = 64;
 const WRITE_HEAD: usize = size_of::<InHeader>() + size_of::<WriteIn>();
 /// Bytes that a copy within the file system is charged for at most.
 const COPY_CHARGE_MAX: u64 = 1 << 30;
+/// Bytes of data that requests hold which were begun and have not ended; more of them are waited for.
+const BEGUN_BYTES_MAX: usize = 64 << 20;
 /// A thread keeps buffers up to this size between requests.
 const KEEP_BYTES: usize = 256 << 10;
 
@@ -85,6 +88,8 @@ pub struct Device {
     told: Arc<Told>,
     /// Requests that came in a form that is none.
     malformed: AtomicU64,
+    /// Requests that were begun and have not ended.
+    begun: Arc<Begun>,
     ended: AtomicBool,
     place: Mutex<Place>,
 }
@@ -118,8 +123,8 @@ impl Device {
         let told = Arc::default();
         let server = RwLock::new(Self::server_of(&fs, &options, &told));
         let (malformed, ended) = (AtomicU64::new(0), AtomicBool::new(false));
-        let place = Mutex::new(Place::Here);
-        Arc::new(Self { fs, options, server, told, malformed, ended, place })
+        let (place, begun) = (Mutex::new(Place::Here), Arc::default());
+        Arc::new(Self { fs, options, server, told, malformed, begun, ended, place })
     }
 
     fn server_of(
@@ -323,6 +328,11 @@ impl Device {
 
     /// Serves one request.
     pub fn serve(&self, chain: Box<dyn Chain>, scratch: &mut Scratch) {
+        self.serve_among(chain, scratch, false);
+    }
+
+    /// The same; whether others come while one waits.
+    fn serve_among(&self, chain: Box<dyn Chain>, scratch: &mut Scratch, others: bool) {
         let len: usize = chain.readable().iter().map(Piece::len).sum();
         let mut head = [0u8; WRITE_HEAD];
         let had = gather(chain.readable(), &mut head);
@@ -346,9 +356,11 @@ impl Device {
             // The data stay where they are.
             let data: Vec<Piece> = skip(chain.readable(), WRITE_HEAD).collect();
             let slices: Vec<IoSlice<'_>> = data.iter().map(Piece::as_slice).collect();
-            server.handle_pieces(&head, &slices, &mut Sink::new(chain, &mut scratch.payload));
+            let mut sink = Sink::new(chain, &mut scratch.payload).of(self, others);
+            server.handle_pieces(&head, &slices, &mut sink);
         } else if len <= WRITE_HEAD && !(chain.is_again() && again::concerns(opcode)) {
-            server.handle(&head[..had], &mut Sink::new(chain, &mut scratch.payload));
+            let mut sink = Sink::new(chain, &mut scratch.payload).of(self, others);
+            server.handle(&head[..had], &mut sink);
         } else {
             let request = &mut scratch.request;
             request.resize(len, 0);
@@ -361,7 +373,8 @@ impl Device {
             if chain.is_again() && again::concerns(opcode) {
                 Self::serve_again(&server, &request[..done], chain, &mut scratch.payload);
             } else {
-                server.handle(&request[..done], &mut Sink::new(chain, &mut scratch.payload));
+                let mut sink = Sink::new(chain, &mut scratch.payload).of(self, others);
+                server.handle(&request[..done], &mut sink);
             }
         }
         scratch.shrink();
@@ -427,14 +440,23 @@ struct Sink<'a> {
     /// An error is not sent, but kept in `held`: number and error.
     holds_errors: bool,
     held: Option<(u64, i32)>,
+    /// Where requests that are begun are counted, if any may be; and whether others come meanwhile.
+    begun: Option<&'a Arc<Begun>>,
+    others: bool,
 }
 
 impl<'a> Sink<'a> {
     fn new(chain: Box<dyn Chain>, payload: &'a mut Vec<u8>) -> Self {
         let room = chain.writable().iter().map(Piece::len).sum::<usize>();
         let room = room.saturating_sub(size_of::<OutHeader>());
-        let (shared, places, held) = (None, None, None);
-        Self { chain: Some(chain), shared, payload, room, places, holds_errors: false, held }
+        let (shared, places, held, begun) = (None, None, None, None);
+        let (chain, holds_errors, others) = (Some(chain), false, false);
+        Self { chain, shared, payload, room, places, holds_errors, held, begun, others }
+    }
+
+    fn of(mut self, device: &'a Device, others: bool) -> Self {
+        (self.begun, self.others) = (Some(&device.begun), others);
+        self
     }
 
     fn take(&mut self) -> Option<Box<dyn Chain>> {
@@ -479,6 +501,12 @@ impl ReplySink for Sink<'_> {
         Some(Box::new(Later(self.shared.clone()?)))
     }
 
+    fn hold(&mut self, bytes: usize, for_others: bool) -> Option<Box<dyn LaterReply>> {
+        let begun = self.begun.filter(|_| self.others || !for_others)?;
+        let hold = Hold::new(begun, bytes)?;
+        Some(Box::new(Held { chain: self.chain.take()?, _hold: hold }))
+    }
+
     fn send(&mut self, head: &[u8], payload_len: usize) -> bool {
         if self.holds_errors
             && let Ok((out, _)) = OutHeader::ref_from_prefix(head)
@@ -490,12 +518,7 @@ impl ReplySink for Sink<'_> {
         let Some(chain) = self.take() else { return false };
         let room: usize = chain.writable().iter().map(Piece::len).sum();
         if head.len() + payload_len > room {
-            // The guest has left no room for what it asked for.
-            let unique =
-                head.get(8..16).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
-            let error = OutHeader::alone(unique, -i32::from(base::Errno::IO.0));
-            let fits = room >= size_of::<OutHeader>();
-            let written = if fits { scatter(error.as_bytes(), chain.writable()) } else { 0 };
+            let written = no_room(head, &*chain);
             chain.complete(u32::try_from(written).unwrap_or(0));
             return false;
         }
@@ -511,6 +534,15 @@ impl ReplySink for Sink<'_> {
     }
 }
 
+/// The guest has left no room for the reply that begins with `head`: it is told so, if there is room for that. Bytes that are
+/// written.
+fn no_room(head: &[u8], chain: &dyn Chain) -> usize {
+    let room: usize = chain.writable().iter().map(Piece::len).sum();
+    let unique = head.get(8..16).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
+    let error = OutHeader::alone(unique, -i32::from(base::Errno::IO.0));
+    if room >= size_of::<OutHeader>() { scatter(error.as_bytes(), chain.writable()) } else { 0 }
+}
+
 impl Drop for Sink<'_> {
     fn drop(&mut self) {
         if let Some(chain) = self.chain.take() {
@@ -520,6 +552,60 @@ impl Drop for Sink<'_> {
         {
             chain.put_off();
         }
+    }
+}
+
+/// Requests of a device that were begun and have not ended, and the bytes that they hold.
+#[derive(Default)]
+struct Begun {
+    requests: AtomicUsize,
+    bytes: AtomicUsize,
+}
+
+/// One of them.
+struct Hold {
+    of: Arc<Begun>,
+    bytes: usize,
+}
+
+impl Hold {
+    /// None if it would be too many bytes.
+    fn new(of: &Arc<Begun>, bytes: usize) -> Option<Self> {
+        of.requests.fetch_add(1, Ordering::Relaxed);
+        let before = of.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let hold = Self { of: of.clone(), bytes };
+        (bytes == 0 || before.saturating_add(bytes) <= BEGUN_BYTES_MAX).then_some(hold)
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.of.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
+        self.of.requests.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// The way back of a request that was begun.
+struct Held {
+    chain: Box<dyn Chain>,
+    _hold: Hold,
+}
+
+impl LaterReply for Held {
+    fn send(self: Box<Self>, reply: &[u8]) {
+        self.send_with(reply, &[]);
+    }
+
+    fn send_with(self: Box<Self>, head: &[u8], payload: &[u8]) {
+        let Self { chain, _hold } = *self;
+        let room: usize = chain.writable().iter().map(Piece::len).sum();
+        let written = if head.len() + payload.len() <= room {
+            let to: Vec<Piece> = skip(chain.writable(), head.len()).collect();
+            scatter(head, chain.writable()) + scatter(payload, &to)
+        } else {
+            no_room(head, &*chain)
+        };
+        chain.complete(u32::try_from(written).unwrap_or(0));
     }
 }
 
@@ -547,6 +633,11 @@ fn may_wait(opcode: u32) -> bool {
         opcode,
         op::FSYNC | op::FSYNCDIR | op::SYNCFS | op::FALLOCATE | op::COPY_FILE_RANGE | op::DESTROY
     )
+}
+
+/// Whether it is one that a file system may be able to begin ([`Waiting`]).
+fn is_sync(opcode: u32) -> bool {
+    matches!(opcode, op::FSYNC | op::FSYNCDIR | op::SYNCFS)
 }
 
 /// Whether a request only gives something back, or up: it is not held back, and not counted.
@@ -746,6 +837,7 @@ impl Seat {
             habits.unwrap_or_else(|| Habits { pace: Pace::new(device.options.poll), crowd: CROWD });
         let bounded = device.options.limits.is_bounded();
         let share = device.options.share.as_ref();
+        let waiting = device.fs.waiting();
         let mut waited = false;
         loop {
             // What comes through the first queue is seldom to be held back: it is looked at before.
@@ -787,12 +879,19 @@ impl Seat {
                 device.options.limits.charge(bytes);
             }
             let mut sample = None;
-            if may_wait(opcode) {
+            let (mut waits, mut others) = (may_wait(opcode), false);
+            if waits {
                 // It would keep the place from those who have something to do, and the guest from what it was given back.
                 self.queue.flush();
                 self.leave();
                 habits.crowd = habits.crowd.saturating_sub(1);
-                if habits.crowd > 0 && self.has_others() {
+                others = habits.crowd > 0 || device.begun.requests.load(Ordering::Relaxed) > 0;
+                if is_sync(opcode)
+                    && (waiting == Waiting::Nobody || waiting != Waiting::Each && others)
+                {
+                    // It is begun, and no thread waits for it.
+                    waits = false;
+                } else if others && self.has_others() {
                     *self.habits.lock().unwrap_or_else(PoisonError::into_inner) = Some(habits);
                     self.give(leader);
                     device.serve(chain, scratch);
@@ -804,7 +903,7 @@ impl Seat {
             // Before it is asked whether anybody looks.
             self.since.store(self.looks.load(Ordering::Relaxed), Ordering::SeqCst);
             self.watcher.wake();
-            device.serve(chain, scratch);
+            device.serve_among(chain, scratch, others);
             if let Some(sample) = sample {
                 sample.end();
             }
@@ -812,7 +911,7 @@ impl Seat {
                 return true; // deposed meanwhile
             }
             self.since.store(0, Ordering::Release);
-            waited = may_wait(opcode);
+            waited = waits;
             habits.pace.served(Instant::now);
         }
     }

@@ -8,8 +8,9 @@ use std::sync::Arc;
 
 use base::{Errno, InodeId};
 use client::fs::{
-    Attr, Caching, Caller, CopyRange, DirEntry, FileSystem, Handle, Lock, NewNode, O_ACCMODE,
-    O_RDONLY, O_TRUNC, Rename, Result, SetAttr, StatFs, Whence, Written, XattrMode,
+    Attr, Caching, Caller, CopyRange, DirEntry, Ended, FileSystem, Handle, Lock, NewNode,
+    O_ACCMODE, O_RDONLY, O_TRUNC, Rename, Result, SetAttr, StatFs, Waiting, Whence, Written,
+    XattrMode,
 };
 
 use crate::ids::IdMap;
@@ -305,6 +306,43 @@ impl FileSystem for Tenant {
 
     fn fgetattr(&self, handle: Handle) -> Result<Attr> {
         self.fs.fgetattr(handle).map(|attr| self.out(attr))
+    }
+
+    fn waiting(&self) -> Waiting {
+        self.fs.waiting()
+    }
+
+    fn begin_read(&self, handle: Handle, offset: u64, len: usize, ended: Ended<Vec<u8>>) {
+        self.fs.begin_read(handle, offset, len, ended);
+    }
+
+    fn begin_write(
+        &self,
+        handle: Handle,
+        offset: u64,
+        data: Vec<u8>,
+        append: bool,
+        ended: Ended<Written>,
+    ) {
+        self.fs.begin_write(handle, offset, data, append, ended);
+    }
+
+    fn begin_fsync(&self, handle: Handle, data_only: bool, ended: Ended<()>) {
+        self.fs.begin_fsync(handle, data_only, ended);
+    }
+
+    fn begin_fsync_inode(&self, caller: &Caller<'_>, ino: InodeId, ended: Ended<()>) {
+        let mut ended = Some(ended);
+        let asked = self.as_caller(caller, |c| {
+            if let Some(ended) = ended.take() {
+                self.fs.begin_fsync_inode(c, ino, ended);
+            }
+            Ok(())
+        });
+        // Who called is nobody here.
+        if let (Err(error), Some(ended)) = (asked, ended) {
+            ended(Err(error));
+        }
     }
 
     fn fsync(&self, handle: Handle, data_only: bool) -> Result<()> {

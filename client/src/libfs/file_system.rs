@@ -16,7 +16,7 @@ use super::permission::may;
 use super::snapshot::{KNOWN_MS, is_in_one, writable};
 use crate::fs::{
     Attr, Caching, Caller, CopyRange, DirEntry, FileSystem, Handle, Invalidate, Lock, NewNode,
-    O_EXCL, Rename, Result, S_IFREG, SetAttr, StatFs, Whence, Written, XattrMode,
+    O_EXCL, Rename, Result, S_IFREG, SetAttr, StatFs, Waiting, Whence, Written, XattrMode,
 };
 
 /// What a quota leaves of a volume.
@@ -211,6 +211,10 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         let open = self.handle(handle)?;
         let ino = open.inode.ino;
         if is_in_one(ino) { self.snapshot_attr(ino) } else { self.attr_of_inode(&open.inode) }
+    }
+
+    fn waiting(&self) -> Waiting {
+        Waiting::Together
     }
 
     fn fsync(&self, handle: Handle, _data_only: bool) -> Result<()> {

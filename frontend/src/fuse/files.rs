@@ -5,13 +5,13 @@ use std::sync::atomic::Ordering;
 use base::{Errno, InodeId};
 use client::fs::{
     Attr, Caller, CopyRange, DirEntry, FileSystem, O_ACCMODE, O_APPEND, O_DSYNC, O_EXCL, O_RDONLY,
-    O_TRUNC, Result, Whence, gather,
+    O_TRUNC, Result, Waiting, Whence, Written, gather,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::pages::For;
 use super::parse::Args;
-use super::reply::{Answer, ReplySink};
+use super::reply::{Answer, LaterReply, ReplySink, ended, ended_with};
 use super::server::{Call, IO_BYTES_MAX, Server};
 use super::wire::{
     CopyFileRangeIn, CreateIn, Dirent, EntryOut, FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE,
@@ -175,6 +175,19 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let from = offset(arg.offset.get())?;
         let asked = (arg.size.get() as usize).min(IO_BYTES_MAX);
         self.known.fill(call.ino);
+        if self.waiting == Waiting::Nobody
+            && self.sees_no_cache()
+            && let Some(later) = sink.hold(asked, false)
+        {
+            self.counters.bytes_read.fetch_add(asked as u64, Ordering::Relaxed);
+            let unique = call.unique;
+            let end = move |read: Result<Vec<u8>>| match read {
+                Ok(data) => ended_with(later, unique, &data[..data.len().min(asked)]),
+                Err(error) => ended(later, unique, Err(error)),
+            };
+            self.fs.begin_read(opened.handle, from, asked, Box::new(end));
+            return Ok(Answer::Silent);
+        }
         let (len, room) = if let Some(mut pieces) = sink.pieces(asked) {
             let room = pieces.iter().map(|piece| piece.len()).sum();
             (self.fs.read_pieces(opened.handle, from, &mut pieces)?.min(room), room)
@@ -193,7 +206,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         &self,
         call: &Call<'_>,
         mut args: Args<'_>,
-        _: &mut dyn ReplySink,
+        sink: &mut dyn ReplySink,
     ) -> Result<Answer> {
         let arg: &WriteIn = args.take()?;
         let len = arg.size.get() as usize;
@@ -209,6 +222,28 @@ impl<F: FileSystem + ?Sized> Server<F> {
         // Pages of a shared mapping: without a write-back cache the kernel keeps no others.
         let mapped = flags & WRITE_CACHE != 0;
         let append = arg.flags.get() & O_APPEND != 0 && !mapped;
+        if self.waiting == Waiting::Nobody
+            && self.sees_no_cache()
+            && !mapped
+            && flags & WRITE_KILL_SUIDGID == 0
+            && let Some(later) = sink.hold(len, false)
+        {
+            self.counters.bytes_written.fetch_add(len as u64, Ordering::Relaxed);
+            let data = if call.data.is_empty() { inline.to_vec() } else { gather(call.data) };
+            let unique = call.unique;
+            let end = move |written: Result<Written>| {
+                let size = written.and_then(|w| u32::try_from(w.len.min(len)).or(Err(Errno::IO)));
+                match size {
+                    Ok(size) => {
+                        let out = WriteOut { size: size.into(), ..WriteOut::default() };
+                        ended_with(later, unique, out.as_bytes());
+                    }
+                    Err(error) => ended(later, unique, Err(error)),
+                }
+            };
+            self.fs.begin_write(opened.handle, at, data, append, Box::new(end));
+            return Ok(Answer::Silent);
+        }
         let _change = self.known.change(call.ino, at.saturating_add(len as u64));
         let written = if mapped {
             let gathered = gather(call.data);
@@ -250,35 +285,85 @@ impl<F: FileSystem + ?Sized> Server<F> {
         &self,
         call: &Call<'_>,
         mut args: Args<'_>,
-        _: &mut dyn ReplySink,
+        sink: &mut dyn ReplySink,
     ) -> Result<Answer> {
         let arg: &FsyncIn = args.take()?;
         args.end()?;
-        let opened = self.opened(arg.fh.get(), call.ino)?;
-        self.fs.fsync(opened.handle, arg.fsync_flags.get() & FSYNC_FDATASYNC != 0)?;
-        Ok(Answer::Empty)
+        let handle = self.opened(arg.fh.get(), call.ino)?.handle;
+        let data_only = arg.fsync_flags.get() & FSYNC_FDATASYNC != 0;
+        let Some(later) = self.hold_sync(sink) else {
+            self.fs.fsync(handle, data_only)?;
+            return Ok(Answer::Empty);
+        };
+        let unique = call.unique;
+        if self.waiting == Waiting::Nobody {
+            let end = Box::new(move |done| ended(later, unique, done));
+            self.fs.begin_fsync(handle, data_only, end);
+        } else {
+            let fs = self.fs.clone();
+            self.syncs.push(Box::new(move || ended(later, unique, fs.fsync(handle, data_only))));
+        }
+        Ok(Answer::Silent)
+    }
+
+    /// The way back of a sync for which this thread need not wait.
+    fn hold_sync(&self, sink: &mut dyn ReplySink) -> Option<Box<dyn LaterReply>> {
+        match self.waiting {
+            Waiting::Each => None,
+            // Who is alone does better without another thread.
+            Waiting::Together => sink.hold(0, true),
+            Waiting::Nobody => sink.hold(0, false),
+        }
+    }
+
+    /// Whether no kernel keeps anything that a read or write would have to be compared with.
+    fn sees_no_cache(&self) -> bool {
+        !self.tends_pages && self.kernel.get().is_none()
+    }
+
+    fn sync_inode(
+        &self,
+        call: &Call<'_>,
+        ino: InodeId,
+        sink: &mut dyn ReplySink,
+    ) -> Result<Answer> {
+        let Some(later) = self.hold_sync(sink) else {
+            self.fs.fsync_inode(&call.caller, ino)?;
+            return Ok(Answer::Empty);
+        };
+        let unique = call.unique;
+        if self.waiting == Waiting::Nobody {
+            let end = Box::new(move |done| ended(later, unique, done));
+            self.fs.begin_fsync_inode(&call.caller, ino, end);
+        } else {
+            let (fs, uid, gid, pid) =
+                (self.fs.clone(), call.caller.uid, call.caller.gid, call.caller.pid);
+            self.syncs.push(Box::new(move || {
+                let caller = Caller { uid, gid, groups: &[], pid, umask: 0 };
+                ended(later, unique, fs.fsync_inode(&caller, ino));
+            }));
+        }
+        Ok(Answer::Silent)
     }
 
     pub(super) fn fsyncdir(
         &self,
         call: &Call<'_>,
         mut args: Args<'_>,
-        _: &mut dyn ReplySink,
+        sink: &mut dyn ReplySink,
     ) -> Result<Answer> {
         let _: &FsyncIn = args.take()?;
         args.end()?;
-        self.fs.fsync_inode(&call.caller, call.ino)?;
-        Ok(Answer::Empty)
+        self.sync_inode(call, call.ino, sink)
     }
 
     pub(super) fn syncfs(
         &self,
         call: &Call<'_>,
         _: Args<'_>,
-        _: &mut dyn ReplySink,
+        sink: &mut dyn ReplySink,
     ) -> Result<Answer> {
-        self.fs.fsync_inode(&call.caller, InodeId::ROOT)?;
-        Ok(Answer::Empty)
+        self.sync_inode(call, InodeId::ROOT, sink)
     }
 
     /// Set-id bits end when content changes; for these calls the kernel does not say that we shall see to it.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use client::fs::{Attr, Time};
 use zerocopy::{Immutable, IntoBytes};
 
-use super::wire::{AttrOut, EntryOut, FuseAttr, StatxOut, SxTime};
+use super::wire::{AttrOut, EntryOut, FuseAttr, OutHeader, StatxOut, SxTime};
 
 /// How long the kernel may keep what the file system promised to invalidate.
 pub const CACHE_SECONDS: u64 = 3600;
@@ -29,6 +29,11 @@ pub trait ReplySink {
     fn later(&mut self) -> Option<Box<dyn LaterReply>> {
         None
     }
+    /// The same for what has begun and goes on after this call, with so many bytes of data: the transport waits for its end before it
+    /// takes the queue away. `None` where somebody is rather to wait for it now; with `for_others`, where no others wait.
+    fn hold(&mut self, _bytes: usize, _for_others: bool) -> Option<Box<dyn LaterReply>> {
+        None
+    }
     /// Sends `head`, then the first `payload_len` bytes of the room. Called at most once a
     /// request; not at all for the few that have no reply. False when the request was answered for
     /// us: then nobody has got what the reply gives.
@@ -39,6 +44,25 @@ pub trait ReplySink {
 pub trait LaterReply: Send {
     /// Sends the whole reply.
     fn send(self: Box<Self>, reply: &[u8]);
+    /// The same of a reply in two parts.
+    fn send_with(self: Box<Self>, head: &[u8], payload: &[u8]) {
+        self.send(&[head, payload].concat());
+    }
+}
+
+/// The answer to a request, `unique`, that was begun: without data.
+pub(super) fn ended(later: Box<dyn LaterReply>, unique: u64, result: client::fs::Result<()>) {
+    match result {
+        Ok(()) => ended_with(later, unique, &[]),
+        Err(error) => later.send(OutHeader::alone(unique, -i32::from(error.0)).as_bytes()),
+    }
+}
+
+/// The same with data.
+pub(super) fn ended_with(later: Box<dyn LaterReply>, unique: u64, data: &[u8]) {
+    let len = u32::try_from(size_of::<OutHeader>() + data.len()).unwrap_or(0);
+    let head = OutHeader { len: len.into(), error: 0.into(), unique: unique.into() };
+    later.send_with(head.as_bytes(), data);
 }
 
 /// Longest fixed part of a reply.

@@ -17,6 +17,7 @@ use std::time::Duration;
 use base::{Errno, InodeId};
 use client::fs::{
     Attr, Caching, Caller, FileSystem, Handle, Invalidate, Lock, O_ACCMODE, O_DSYNC, O_WRONLY,
+    Waiting,
 };
 use client::fs::{Result, S_IFREG};
 use zerocopy::{FromBytes, IntoBytes};
@@ -28,6 +29,7 @@ use super::locks::{Locks, Owner as LockOwner};
 use super::pages::{For, Table, Verdict, unseen};
 use super::parse::{Args, Request};
 use super::reply::{Answer, CACHE_SECONDS, ReplySink, entry_out};
+use super::syncs::Syncs;
 use super::virtual_dir;
 use super::wire::{EntryOut, InHeader, InitIn, InitInExt, InitOut, MAJOR, MINOR, MINOR_MIN};
 use super::wire::{OpenOut, OutHeader, init, op};
@@ -290,10 +292,13 @@ pub struct Server<F: FileSystem + ?Sized> {
     opened: RwLock<HashMap<u64, Opened>>,
     last_handle: AtomicU64,
     pub(super) locks: Locks,
+    pub(super) syncs: Syncs,
     /// The inodes that the kernel knows.
     pub(super) known: Arc<Table>,
     /// The file system promises `Attributes`: what the kernel's pages are worth is for us to know.
-    tends_pages: bool,
+    pub(super) tends_pages: bool,
+    /// Who waits for what takes long.
+    pub(super) waiting: Waiting,
     pub(super) misplaced: OnceLock<Box<OnMisplaced>>,
     pub(super) kernel: OnceLock<Arc<dyn Invalidate>>,
     pub(super) interrupts: OnceLock<Box<OnInterrupt>>,
@@ -309,6 +314,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// A server of `fs` that waits for INIT.
     pub fn new(fs: Arc<F>, options: Options) -> Self {
         let tends_pages = fs.caching() == Caching::Attributes;
+        let waiting = fs.waiting();
         let known = Arc::default();
         if let Some(told) = &options.told {
             told.join(&known);
@@ -326,8 +332,10 @@ impl<F: FileSystem + ?Sized> Server<F> {
             opened: RwLock::default(),
             last_handle: AtomicU64::new(0),
             locks: Locks::default(),
+            syncs: Syncs::default(),
             known,
             tends_pages,
+            waiting,
             misplaced: OnceLock::new(),
             kernel: OnceLock::new(),
             interrupts: OnceLock::new(),
