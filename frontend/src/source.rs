@@ -12,7 +12,8 @@ const FD_MIN: i32 = 64;
 const NODES_MAX: usize = 16_384;
 
 /// Opens a back end that needs no cluster: `dir:/PATH` serves a directory, `kv:HOST:PORT#NAME` (or `kv:/SOCKET#NAME`) what a
-/// key-value server keeps, `nfs://HOST/EXPORT` an NFS export ([`nfs::url`]), `null:` swallows data.
+/// key-value server keeps, `nfs://HOST/EXPORT` an NFS export ([`nfs::url`]), `lib:/PATH.so#ARGUMENT` what a shared library
+/// has (`corbel-fs.h`), `null:` swallows data.
 /// None when the source is none of these, and so is a node's socket.
 ///
 /// # Errors
@@ -23,6 +24,9 @@ pub fn open_back_end(source: &str) -> Option<Result<Arc<dyn FileSystem>, String>
     }
     if let Some(address) = source.strip_prefix("kv:") {
         return Some(open_kv(address));
+    }
+    if let Some(library) = source.strip_prefix("lib:") {
+        return Some(open_library(library));
     }
     if source.starts_with("nfs://") {
         return Some(open_nfs(source));
@@ -52,6 +56,14 @@ fn open_kv(address: &str) -> Result<Arc<dyn FileSystem>, String> {
         parsed.login = Some(login);
     }
     Ok(Arc::new(kv::KvFs::open(parsed, kv::Options::default())?))
+}
+
+fn open_library(library: &str) -> Result<Arc<dyn FileSystem>, String> {
+    let (path, argument) = library.split_once('#').unwrap_or((library, ""));
+    if path.is_empty() {
+        return Err(format!("lib:{library}: which library? (lib:/PATH.so#ARGUMENT)"));
+    }
+    Ok(Arc::new(foreign::ForeignFs::open(Path::new(path), argument)?))
 }
 
 fn open_nfs(source: &str) -> Result<Arc<dyn FileSystem>, String> {
