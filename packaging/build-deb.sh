@@ -14,6 +14,7 @@ put 0644 target/release/libcorbel.so usr/lib/libcorbel.so
 put 0644 target/release/libcorbel.a usr/lib/libcorbel.a
 put 0644 target/release/libintercept.so usr/lib/corbel/libintercept.so
 put 0644 capi/include/corbel.h usr/include/corbel.h
+put 0644 foreign/include/corbel-fs.h usr/include/corbel-fs.h
 put 0644 corbel/config/corbel.toml etc/corbel/corbel.toml
 put 0644 packaging/systemd/corbel.service lib/systemd/system/corbel.service
 put 0644 packaging/systemd/corbel-coordinator.service lib/systemd/system/corbel-coordinator.service

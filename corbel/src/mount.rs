@@ -40,7 +40,8 @@ const HELPERS: [&str; 2] = ["mount.corbel", "mount.fuse.corbel"];
 )]
 pub struct MountArgs {
     /// Source and mount point. The source is the socket of the local node (the configuration's
-    /// if left out), dir:/PATH, kv:HOST:PORT#NAME, kv:/SOCKET#NAME, nfs://HOST/EXPORT or null:
+    /// if left out), dir:/PATH, kv:HOST:PORT#NAME, kv:/SOCKET#NAME, nfs://HOST/EXPORT, lib:/PATH.so#ARGUMENT
+    /// (a back end in C: docs/backends.md) or null:
     #[arg(value_names = ["SOURCE", "DIR"], num_args = 1..=2, required = true)]
     paths: Vec<OsString>,
     /// Mount options, as in fstab (repeatable)
@@ -140,6 +141,7 @@ fn remedy(source: &str) -> &'static str {
         "null:" => "see the reason above",
         source if source.starts_with("dir:") => "check that the directory exists and is yours",
         source if source.starts_with("kv:") => "check that the key-value server runs",
+        source if source.starts_with("lib:") => "see docs/backends.md",
         source if source.starts_with("nfs://") => "see docs/virtiofs.md, \"Over NFS\"",
         _ => "check that the node runs: corbel status",
     }
@@ -190,6 +192,10 @@ fn absolute_source(source: &OsStr) -> Result<String> {
     };
     let absolute =
         |path: &str| std::path::absolute(path).context(path).map(|path| path.display().to_string());
+    if let Some(library) = text.strip_prefix("lib:") {
+        let (path, argument) = library.split_once('#').unwrap_or((library, ""));
+        return Ok(format!("lib:{}#{argument}", absolute(path)?));
+    }
     match text.strip_prefix("dir:") {
         Some(path) => Ok(format!("dir:{}", absolute(path)?)),
         None if text == "null:" || names_a_server(text) => Ok(text.into()),
@@ -266,7 +272,8 @@ fn serve(request: &Request, out: &Output, readiness: Option<Readiness>) -> Resul
 /// Where a mount in the background logs: beside the services of its node, whose log is next to
 /// their socket. Back ends without a node have none.
 fn log_file(source: &str) -> Option<PathBuf> {
-    let is_socket = !source.starts_with("dir:") && !names_a_server(source) && source != "null:";
+    let is_back_end = ["dir:", "lib:"].iter().any(|scheme| source.starts_with(scheme));
+    let is_socket = !is_back_end && !names_a_server(source) && source != "null:";
     is_socket.then(|| Path::new(source).with_file_name("log"))
 }
 
@@ -338,6 +345,7 @@ mod tests {
         assert_eq!(log_file("/run/corbel/corbel.sock"), Some("/run/corbel/log".into()));
         assert_eq!(log_file("dir:/srv"), None);
         assert_eq!(log_file("null:"), None);
+        assert_eq!(log_file("lib:/srv/ram.so#9"), None);
         assert_eq!(log_file("kv:/run/redis.sock#vol"), None);
         assert_eq!(log_file("nfs://server/srv"), None);
     }
@@ -347,6 +355,8 @@ mod tests {
         assert_eq!(absolute_source(OsStr::new("null:")).unwrap(), "null:");
         assert_eq!(absolute_source(OsStr::new("dir:/a/b")).unwrap(), "dir:/a/b");
         assert!(absolute_source(OsStr::new("dir:a")).unwrap().starts_with("dir:/"));
+        let library = absolute_source(OsStr::new("lib:./a.so#b/c#d")).unwrap();
+        assert!(library.starts_with("lib:/") && library.ends_with("/a.so#b/c#d"), "{library}");
         assert!(absolute_source(OsStr::new("sock")).unwrap().starts_with('/'));
     }
 }

@@ -62,6 +62,8 @@ enum Backend {
     Kv,
     /// An NFS export (version 3 or 4, through libnfs)
     Nfs,
+    /// What a shared library has (corbel-fs.h, docs/backends.md)
+    Lib,
 }
 
 #[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
@@ -122,7 +124,8 @@ pub struct VirtiofsArgs {
     #[arg(long, value_name = "DIR")]
     shared_dir: Option<PathBuf>,
     /// Socket of the node (the configuration's if left out; backend corbel), or the key-value server and a name in it:
-    /// HOST:PORT#NAME or /SOCKET#NAME (kv), or the export: nfs://HOST/EXPORT?version=4 (nfs; see docs/virtiofs.md for the other options)
+    /// HOST:PORT#NAME or /SOCKET#NAME (kv), or the export: nfs://HOST/EXPORT?version=4 (nfs; see docs/virtiofs.md for the other options),
+    /// or a library: PATH.so#ARGUMENT (lib)
     #[arg(long, value_name = "SOCKET")]
     source: Option<PathBuf>,
     /// File with what the key-value server wants to hear: a password, or a user and on the next line a password (mode 600)
@@ -370,6 +373,14 @@ impl VirtiofsArgs {
                 (Origin::Kv(address), shared, keep)
             }
             Backend::Nfs => (Origin::Nfs(self.nfs_url()?), shared, None),
+            Backend::Lib => {
+                let source = self.source.as_ref().and_then(|source| source.to_str());
+                let source = source
+                    .ok_or_else(|| usage("--source PATH.so#ARGUMENT is missing (backend lib)"))?;
+                let (path, argument) = source.split_once('#').unwrap_or((source, ""));
+                let (parent, path) = beside(Path::new(path))?;
+                (Origin::Source(format!("lib:{}#{argument}", text(&path)?)), shared, Some(parent))
+            }
         };
         Ok(Ground { origin, within, keep })
     }
@@ -495,7 +506,10 @@ impl VirtiofsArgs {
             return Err(usage("--sandbox: behind a wall no other machine is reached"));
         }
         let is_root = rustix::process::geteuid().is_root();
-        let usual = if is_root && !reaches_out { Sandbox::Namespace } else { Sandbox::None };
+        // What a library needs of the machine nobody here knows.
+        let loads = tenants.iter().any(|tenant| tenant.backend == Backend::Lib);
+        let cut_off = is_root && !reaches_out && !loads;
+        let usual = if cut_off { Sandbox::Namespace } else { Sandbox::None };
         Ok(self.sandbox.unwrap_or(usual))
     }
 

@@ -1,4 +1,4 @@
-/* corbel-fs.h: a file system in C behind Corbel's front ends: virtio-fs devices, FUSE mounts, block exports.
+/* corbel-fs.h: a file system in C behind Corbel's front ends: virtio-fs devices, FUSE mounts, DPUs.
  *
  * A back end is a shared library that exports corbel_fs_open. It needs this header and links to nothing:
  *

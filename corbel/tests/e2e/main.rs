@@ -11,6 +11,7 @@ mod copies;
 mod crush;
 mod descriptors;
 mod doors;
+mod foreign;
 mod harness;
 mod helper;
 mod hunt;
