@@ -3,7 +3,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
-cargo build --release --quiet -p corbel -p capi
+cargo build --release --quiet -p corbel -p capi -p dpu
 cargo build --release --quiet -p intercept
 
 root=$(mktemp -d)
@@ -15,6 +15,8 @@ put 0644 target/release/libcorbel.a usr/lib/libcorbel.a
 put 0644 target/release/libintercept.so usr/lib/corbel/libintercept.so
 put 0644 capi/include/corbel.h usr/include/corbel.h
 put 0644 foreign/include/corbel-fs.h usr/include/corbel-fs.h
+put 0644 target/release/libcorbel_dpu.so usr/lib/libcorbel_dpu.so
+put 0644 dpu/include/corbel-dpu.h usr/include/corbel-dpu.h
 put 0644 corbel/config/corbel.toml etc/corbel/corbel.toml
 put 0644 packaging/systemd/corbel.service lib/systemd/system/corbel.service
 put 0644 packaging/systemd/corbel-coordinator.service lib/systemd/system/corbel-coordinator.service

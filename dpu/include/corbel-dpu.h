@@ -20,7 +20,8 @@ extern "C" {
 /* Grows at its end only; `size` says how much of it there is. What is 0 or NULL has its default. */
 struct corbel_dpu_options {
     size_t size;           /* sizeof(struct corbel_dpu_options) */
-    const char *source;    /* socket of the node, "dir:/PATH" or "null:" */
+    const char *source;    /* socket of the node, or a back end: "dir:/PATH", "nfs://HOST/EXPORT", "kv:HOST:PORT#NAME",
+                              "lib:/PATH.so#ARGUMENT" (corbel-fs.h), "null:" */
     const char *directory; /* the directory of the volume that the guest gets ("/") */
     const char *tenant;    /* whose it is, for logs ("guest") */
     uint32_t queues;       /* request queues, 1 to 64 (1) */
@@ -28,6 +29,19 @@ struct corbel_dpu_options {
     uint64_t iops;         /* operations a second at most (0: no limit) */
     uint64_t bandwidth;    /* bytes a second at most (0: no limit) */
     uint32_t readonly;     /* not 0: nothing may be changed */
+    uint64_t iops_burst;   /* operations that may come at once (a tenth of a second's) */
+    uint64_t bandwidth_burst;  /* bytes of them (the same) */
+    const char *translate_uid; /* users of guest and host, "map:GUEST:HOST:COUNT" and the other forms of `corbel virtiofs`, by commas (as they are) */
+    const char *translate_gid; /* groups */
+    uint64_t nodes_max;    /* inodes that the guest may know at once (1,048,576) */
+    uint64_t handles_max;  /* files that it may have open (65,536) */
+    uint32_t weight;       /* share of the processors beside the other devices of the process that have one (0: is not held back for others) */
+    uint32_t xattr;        /* not 0: there are extended attributes */
+    uint32_t posix_acl;    /* not 0: access lists are kept, where the file system has them (with xattr) */
+    uint32_t reserved;     /* 0 */
+    const char *state;     /* a file that keeps what the guest has open, so that another process can go on after this one was killed (NULL:
+                              nobody can). One device at a time has it. Requests that were not completed are handed in by
+                              corbel_dpu_submit_again then. */
 };
 
 typedef struct corbel_dpu corbel_dpu_t;
@@ -46,6 +60,10 @@ int corbel_dpu_register(const struct corbel_dpu_options *options, corbel_dpu_t *
  * some 300 pieces, a null pointer), and then it was not taken. */
 int corbel_dpu_submit(corbel_dpu_t *device, uint32_t queue, const struct iovec *in, size_t in_count,
                       const struct iovec *out, size_t out_count, corbel_dpu_done done, void *context);
+
+/* The same for a request that a process before this one had taken and not completed: it may have been done already, and is not done twice. */
+int corbel_dpu_submit_again(corbel_dpu_t *device, uint32_t queue, const struct iovec *in, size_t in_count,
+                            const struct iovec *out, size_t out_count, corbel_dpu_done done, void *context);
 
 /* The guest has reset its device: files and locks are given back. Requests that wait for a lock are not completed any more. */
 void corbel_dpu_reset(corbel_dpu_t *device);

@@ -6,16 +6,22 @@
 #![allow(unsafe_code, clippy::missing_safety_doc)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::Arc;
+use std::mem::MaybeUninit;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use base::Errno;
 use client::fs::FileSystem;
 use client::libfs::{self, LibFs};
+use frontend::fuse::Guest;
 use libc::iovec;
 use virtiofs::device::{Crew, Device, Options};
 use virtiofs::hal::{Chain, Fed, Piece, Queue, Transport, scatter};
+use virtiofs::ids::{IdMap, Rule};
+use virtiofs::ledger::Ledger;
 use virtiofs::limits::{Limits, Rate};
+use virtiofs::share::Share;
 use virtiofs::tenant::{self, Tenant};
 use virtiofs::vring::PIECES_MAX;
 
@@ -46,7 +52,32 @@ pub struct DpuOptions {
     pub bandwidth: u64,
     /// Whether nothing may be changed.
     pub readonly: u32,
+    /// Operations at once.
+    pub iops_burst: u64,
+    /// Bytes at once.
+    pub bandwidth_burst: u64,
+    /// Users.
+    pub translate_uid: *const c_char,
+    /// Groups.
+    pub translate_gid: *const c_char,
+    /// Inodes that the guest may know.
+    pub nodes_max: u64,
+    /// Files that it may have open.
+    pub handles_max: u64,
+    /// Share of the processors.
+    pub weight: u32,
+    /// Whether there are extended attributes.
+    pub xattr: u32,
+    /// Whether there are access lists.
+    pub posix_acl: u32,
+    /// 0.
+    pub reserved: u32,
+    /// Where it is kept what the guest has.
+    pub state: *const c_char,
 }
+
+/// Bytes of the first form of the options.
+const FIRST_FORM: usize = std::mem::offset_of!(DpuOptions, iops_burst);
 
 /// Called when a request is completed.
 pub type Done = Option<unsafe extern "C" fn(context: *mut c_void, written: u32)>;
@@ -92,6 +123,7 @@ struct Handed {
     context: Context,
     finished: bool,
     off: bool,
+    again: bool,
 }
 
 impl Handed {
@@ -109,6 +141,10 @@ impl Chain for Handed {
 
     fn writable(&self) -> &[Piece] {
         &self.writable
+    }
+
+    fn is_again(&self) -> bool {
+        self.again
     }
 
     fn complete(mut self: Box<Self>, written: u32) {
@@ -149,17 +185,40 @@ unsafe fn text(text: *const c_char, default: &str) -> Result<&str, Errno> {
     unsafe { CStr::from_ptr(text) }.to_str().map_err(|_| Errno::INVAL)
 }
 
-fn open(source: &str) -> Result<Arc<dyn FileSystem>, Errno> {
+/// The file system of a source; of a node as the heir of who had the same secret (0: none).
+fn open(source: &str, heir: u128) -> Result<Arc<dyn FileSystem>, Errno> {
     if let Some(opened) = frontend::source::open_back_end(source) {
-        return opened.map_err(|_| Errno::NOENT);
+        return opened.map_err(|why| {
+            log::error!("{why}");
+            Errno::NOENT
+        });
     }
     let config = libfs::Config {
         fd_min: FD_MIN,
         patient: true,
         whole_log: true,
+        heir,
         ..libfs::Config::new(source.as_bytes())
     };
     Ok(Arc::new(LibFs::attach(config)?))
+}
+
+/// Rules of translation, by commas.
+fn ids(rules: &str) -> Result<IdMap, Errno> {
+    let rules = rules.split(',').filter(|rule| !rule.is_empty()).map(str::parse);
+    let rules: Vec<Rule> = rules.collect::<Result<_, _>>().map_err(|_: String| Errno::INVAL)?;
+    IdMap::new(&rules).map_err(|_| Errno::INVAL)
+}
+
+fn io_errno(error: &std::io::Error) -> Errno {
+    let number = error.raw_os_error().and_then(|number| u16::try_from(number).ok());
+    number.map_or(Errno::IO, Errno)
+}
+
+/// What the devices of the process that have a weight share: as many threads at once as there are processors.
+fn share() -> &'static Arc<Share> {
+    static SHARE: OnceLock<Arc<Share>> = OnceLock::new();
+    SHARE.get_or_init(|| Share::new(std::thread::available_parallelism().map_or(1, usize::from)))
 }
 
 /// # Safety
@@ -169,12 +228,16 @@ unsafe fn register(options: *const DpuOptions) -> Result<Box<Dpu>, Errno> {
     let Some(given) = (unsafe { options.cast::<usize>().as_ref() }) else {
         return Err(Errno::INVAL);
     };
-    // There has been no shorter one.
-    if *given < size_of::<DpuOptions>() {
+    if *given < FIRST_FORM {
         return Err(Errno::INVAL);
     }
-    // SAFETY: it is as long as it says.
-    let options = unsafe { *options };
+    let len = (*given).min(size_of::<DpuOptions>());
+    let mut known = MaybeUninit::<DpuOptions>::zeroed();
+    // SAFETY: it is as long as it says; what an older program does not say is 0, which every field may be.
+    let options = unsafe {
+        std::ptr::copy_nonoverlapping(options.cast::<u8>(), known.as_mut_ptr().cast(), len);
+        known.assume_init()
+    };
     if options.source.is_null() || options.queues > QUEUES_MAX || options.threads > QUEUES_MAX {
         return Err(Errno::INVAL);
     }
@@ -182,19 +245,63 @@ unsafe fn register(options: *const DpuOptions) -> Result<Box<Dpu>, Errno> {
     let (source, directory, tenant) = unsafe {
         (text(options.source, "")?, text(options.directory, "/")?, text(options.tenant, "guest")?)
     };
-    let rate = |n: u64| (n > 0).then(|| Rate { rate: n as f64, burst: (n as f64 / 10.0).max(1.0) });
-    let rules = tenant::Options { readonly: options.readonly != 0, ..tenant::Options::default() };
-    let fs = Tenant::new(open(source)?, directory.as_bytes(), rules)?;
+    // SAFETY: as above.
+    let (users, groups, state) = unsafe {
+        let (users, groups) = (text(options.translate_uid, "")?, text(options.translate_gid, "")?);
+        (ids(users)?, ids(groups)?, text(options.state, "")?)
+    };
+    let rate = |n: u64, burst: u64| {
+        let burst = if burst == 0 { n as f64 / 10.0 } else { burst as f64 };
+        (n > 0).then(|| Rate { rate: n as f64, burst: burst.max(1.0) })
+    };
+    let limits = Limits::new(
+        rate(options.iops, options.iops_burst),
+        rate(options.bandwidth, options.bandwidth_burst),
+    );
+    let bound = |given: u64, usual: usize| match usize::try_from(given) {
+        Ok(0) => usual,
+        given => given.unwrap_or(usize::MAX),
+    };
+    let usual = Options::default();
+    let guest = Guest {
+        nodes_max: bound(options.nodes_max, usual.guest.nodes_max),
+        handles_max: bound(options.handles_max, usual.guest.handles_max),
+    };
+    let book = (!state.is_empty()).then(|| Ledger::open(Path::new(state), &guest)).transpose();
+    let (ledger, mut kept) = book.map_err(|e| io_errno(&e))?.unzip();
+    let ledger: Option<Arc<Ledger>> = ledger.map(Arc::new);
+    let rules = tenant::Options {
+        users,
+        groups,
+        readonly: options.readonly != 0,
+        xattr: options.xattr != 0,
+        acl: options.posix_acl != 0,
+        ..tenant::Options::default()
+    };
+    let heir = ledger.as_ref().map_or(0, |ledger| ledger.heir());
+    let fs = Tenant::new(open(source, heir)?, directory.as_bytes(), rules)?;
+    if let Some(ledger) = &ledger
+        && !ledger.claim(fs.mark()?)
+    {
+        kept = None; // of another directory
+    }
     let threads = if options.threads == 0 { 2 } else { options.threads as usize };
+    let share = (options.weight > 0).then(|| share().join(options.weight));
     let device = Device::new(
         Arc::new(fs),
         Options {
             threads,
             poll: Duration::ZERO,
-            limits: Arc::new(Limits::new(rate(options.iops), rate(options.bandwidth))),
-            ..Options::default()
+            limits: Arc::new(limits),
+            guest,
+            ledger,
+            share,
+            ..usual
         },
     );
+    if let Some(kept) = kept.flatten() {
+        device.resume(kept);
+    }
     let all = (0..=options.queues.max(1)).map(|_| Arc::default()).collect();
     let queues = Queues { all, tenant: tenant.into() };
     let crew = device.start(&queues).map_err(|_| Errno::AGAIN)?;
@@ -255,6 +362,38 @@ pub unsafe extern "C" fn corbel_dpu_submit(
     done: Done,
     context: *mut c_void,
 ) -> c_int {
+    let lists = (input, in_count, output, out_count);
+    // SAFETY: as the header says.
+    unsafe { submit(device, queue, lists, done, context, false) }
+}
+
+/// See the header.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn corbel_dpu_submit_again(
+    device: *mut Dpu,
+    queue: u32,
+    input: *const iovec,
+    in_count: usize,
+    output: *const iovec,
+    out_count: usize,
+    done: Done,
+    context: *mut c_void,
+) -> c_int {
+    let lists = (input, in_count, output, out_count);
+    // SAFETY: as the header says.
+    unsafe { submit(device, queue, lists, done, context, true) }
+}
+
+/// # Safety
+/// As the header says.
+unsafe fn submit(
+    device: *mut Dpu,
+    queue: u32,
+    (input, in_count, output, out_count): (*const iovec, usize, *const iovec, usize),
+    done: Done,
+    context: *mut c_void,
+    again: bool,
+) -> c_int {
     // SAFETY: a device that is registered, by the caller's promise; null is caught.
     let (Some(dpu), Some(done)) = (unsafe { device.as_ref() }, done) else {
         return code(Errno::INVAL);
@@ -268,7 +407,7 @@ pub unsafe extern "C" fn corbel_dpu_submit(
         Err(error) => return code(error),
     };
     let (finished, off, context) = (false, false, Context(context));
-    queue.push(Box::new(Handed { readable, writable, done, context, finished, off }));
+    queue.push(Box::new(Handed { readable, writable, done, context, finished, off, again }));
     0
 }
 
