@@ -80,6 +80,7 @@ impl Shared {
     }
 
     fn hello(&self, link: &Link, payload: &[u8], outbox: &Arc<Outbox>) -> Result<u64, String> {
+        link.check_role()?;
         let (hello, name) = Hello::read_from_prefix(payload).map_err(|_| "a short greeting")?;
         if hello.magic != MAGIC {
             return Err("a greeting of another protocol".into());
@@ -196,7 +197,9 @@ impl Shared {
             state.outbox = None;
             self.changed.notify_all();
         }
-        log::info!("{}: a connection has ended: {why}", self.tenant);
+        // Who never was let in is to be seen by whoever asks why nobody comes.
+        let level = if life.is_some() { log::Level::Info } else { log::Level::Warn };
+        log::log!(level, "{}: a connection has ended: {why}", self.tenant);
     }
 }
 
