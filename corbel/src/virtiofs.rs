@@ -690,7 +690,9 @@ impl Up {
             ));
         }
         if args.peer.is_some() && args.remote.is_none() && args.listen.is_none() {
-            return Err(usage("--peer: who is at the other end of --remote or --listen; none is given"));
+            return Err(usage(
+                "--peer: who is at the other end of --remote or --listen; none is given",
+            ));
         }
         let monitors = if args.listen.is_none() { Some(args.monitors()?) } else { None };
         let socket_dir = args.socket_dir();
