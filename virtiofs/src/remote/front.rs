@@ -18,6 +18,8 @@ use crate::hal::{Chain, Piece, Queue, Transport, Woken, gather};
 const ACKS: usize = 32;
 /// Between two tries to make a connection.
 const RETRY: Duration = Duration::from_millis(200);
+/// How often the same reason why there is no connection is said.
+const SAID: Duration = Duration::from_secs(60);
 /// Room for a reply at most: the longest READ.
 const ROOM_MAX: usize = REQUEST_BYTES_MAX;
 
@@ -212,6 +214,7 @@ impl Front {
     }
 
     fn keep_connected(&self) {
+        let mut said: Option<(String, Instant)> = None;
         loop {
             let alone = |state: &mut State| state.alone && !state.ended;
             let state = self.room.wait_while(self.state(), alone);
@@ -225,7 +228,12 @@ impl Front {
             let state = self.state();
             if !state.ended && !state.alone {
                 drop(state);
-                log::warn!("{:?}: {why}", self.options.address);
+                let is_news =
+                    |(before, at): &(String, Instant)| *before != why || at.elapsed() > SAID;
+                if said.as_ref().is_none_or(is_news) {
+                    log::warn!("{:?}: {why}", self.options.address);
+                    said = Some((why, Instant::now()));
+                }
                 std::thread::sleep(RETRY);
             }
         }

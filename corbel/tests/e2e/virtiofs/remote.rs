@@ -106,6 +106,9 @@ fn a_device_on_another_machine_is_who_it_should_be_or_nobody() {
         "one",
         "--peer",
         "node-2",
+        // All of what it has to say, and not the first of ten seconds.
+        "--log-level",
+        "info",
     ];
     let of_back = of_back.map(String::from).into_iter().chain(node(1, &ours)).collect();
     let mut back = Back::start(of_back, scratch.path("log"));
@@ -174,17 +177,29 @@ fn a_device_on_another_machine_is_who_it_should_be_or_nobody() {
 
     // Strangers: of another authority; of ours, but not who may come; and another one here than is meant there.
     let before = std::fs::read_dir(scratch.path("shared")).expect("it").count();
+    // (One whose own side believes ours: so the other side has to look at what it shows.)
+    let mixed = scratch.path("mixed");
+    std::fs::create_dir(&mixed).expect("a directory");
+    let authority = |keys: &Path| std::fs::read(keys.join("authority.pem")).expect("one");
+    let both = [authority(&ours), authority(&theirs)].concat();
+    std::fs::write(mixed.join("authority.pem"), both).expect("a file");
+    std::fs::copy(theirs.join("node-2.pem"), mixed.join("node-2.pem")).expect("a copy");
     for (name, number, keys, peer) in [
         ("other", 2, &theirs, "node-1"),
+        ("shown", 2, &mixed, "node-1"),
         ("not-two", 3, &ours, "node-1"),
         ("meant", 2, &ours, "node-3"),
     ] {
         let device = front(name, number, keys, &["--peer", peer, "--soft", "1"]);
         assert_eq!(init_of(&device).err().as_deref(), Some("INIT: error -5"), "{name}");
     }
-    wait_for("why node 3 was refused", LONG, || {
-        back.said().contains("node-3 is at the other end, not node-2").then_some(())
-    });
+    for why in [
+        // (Of two: the other is what the side with the guest said.)
+        "certificate of node-2 of cluster \"corbel\" is of another authority",
+        "node-3 is at the other end, not node-2",
+    ] {
+        wait_for(why, LONG, || back.said().contains(why).then_some(()));
+    }
     // Plain words, that would be understood over a Unix socket.
     let mut stream = TcpStream::connect(&port).expect("it listens");
     stream.set_read_timeout(Some(LONG)).expect("a limit");
