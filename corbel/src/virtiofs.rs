@@ -579,7 +579,9 @@ impl VirtiofsArgs {
                 .ok()
                 .filter(|listens| *listens)
                 .ok_or_else(|| usage(format!("--fd {fd}: not a socket that listens")))?;
-            return Ok(UnixListener::from(owned));
+            let listener = UnixListener::from(owned);
+            listener.set_nonblocking(false).context(format!("--fd {fd}"))?;
+            return Ok(listener);
         }
         let path = self.socket_path.as_ref().ok_or_else(|| usage("--socket-path is missing"))?;
         free(path)?;

@@ -13,7 +13,7 @@ use ::virtiofs::driver::{Config, Driver};
 use frontend::fuse::wire::*;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::harness::{CORBEL, Cluster, Scratch, corbel, json, text, wait_for};
+use super::harness::{CORBEL, Cluster, Scratch, corbel, json, may_mount, text, wait_for};
 
 pub const ROOT: u64 = 1;
 
@@ -483,6 +483,16 @@ fn it_is_started_as_virtiofsd_is() {
     assert_eq!(guest.call(op::UNLINK, ROOT, &[b"f\0"]).expect("a reply").error, -30);
     let open = OpenIn { flags: 2.into(), ..OpenIn::default() };
     assert_eq!(guest.call(op::OPEN, node, &[open.as_bytes()]).expect("a reply").error, -30);
+    // What is mounted below is not served, whatever is announced.
+    if may_mount() {
+        let below = scratch.path("shared/below");
+        std::fs::create_dir(&below).expect("a directory");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "tmpfs"]).arg(&below);
+        assert!(mount.status().expect("mount starts").success());
+        let reply = guest.call(op::LOOKUP, ROOT, &[b"below\0"]).expect("a reply");
+        assert_eq!(reply.error, -libc::EXDEV);
+    }
     // A second one does not take its place.
     let place = scratch.path("s").display().to_string();
     let refused = corbel(["--json", "virtiofs", "--backend", "null", "--socket-path", &place]);

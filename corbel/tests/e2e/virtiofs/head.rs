@@ -32,7 +32,7 @@ fn load(
         if error == 0 {
             error = fsync(guest, file);
         }
-        if error == 0 && n % 16 == 0 {
+        if error == 0 && n.is_multiple_of(16) {
             let name = format!("file-{n}");
             let more = made(guest, ROOT, &name);
             error = write(guest, more, 0, &record(n));
