@@ -164,5 +164,37 @@ fn a_source_of_libvirt_may_be_a_tenants_directory_of_the_volume() {
         let there = cluster.mount(1).join("tenants/one").join(&name);
         assert_eq!(std::fs::read(there).expect("it"), b"by the guest", "{line:?}");
     }
+    // By a mount that nobody may write to, and by one of a snapshot, which is no directory of the volume: nor is one that was bound elsewhere.
+    let node = cluster.socket(2);
+    let mut snapshot = limited();
+    snapshot.arg(CORBEL).args(["snapshot", "--socket"]).arg(&node).args(["create", "then"]);
+    text(&snapshot.output().expect("it starts"));
+    let points = ["ro", "then", "bound"].map(|name| cluster.path(name));
+    for (point, option) in points.iter().zip(["ro", "snapshot=then", ""]) {
+        std::fs::create_dir(point).expect("a directory");
+        let mut mount = limited();
+        if option.is_empty() {
+            mount.args(["mount", "--bind"]).arg(cluster.mount(2).join("tenants")).arg(point);
+        } else {
+            mount.args([CORBEL, "mount"]).arg(&node).arg(point).args(["-o", option]);
+        }
+        text(&mount.output().expect("it starts"));
+    }
+    for (point, dir, by_node) in [
+        (&points[0], "tenants/one", true),
+        (&points[1], "tenants/one", false),
+        (&points[2], "one", false),
+    ] {
+        let (dir, socket) = (point.join(dir).display().to_string(), point.with_extension("fs"));
+        let mut device = start(&program, &socket, &["--shared-dir", &dir]);
+        assert_eq!(device.flags & init::POSIX_LOCKS != 0, by_node, "{dir}");
+        let guest = &mut device.guest;
+        found(guest, ROOT, "f0");
+        let gone = guest.call(op::UNLINK, ROOT, &[b"f0\0"]).expect("a reply").error;
+        assert_eq!(gone, if dir.contains("bound") { 0 } else { -libc::EROFS }, "{dir}");
+    }
+    for point in &points {
+        assert!(limited().arg("umount").arg(point).status().expect("it starts").success());
+    }
     cluster.assert_nobody_expelled();
 }
