@@ -24,9 +24,11 @@ for unit in corbel-snapshot.service corbel-snapshot.timer; do
     put 0644 packaging/systemd/$unit lib/systemd/system/$unit
 done
 put 0644 packaging/sysusers.d/corbel.conf usr/lib/sysusers.d/corbel.conf
+put 0644 packaging/vhost-user/60-corbel-virtiofsd.json usr/share/qemu/vhost-user/60-corbel-virtiofsd.json
 put 0644 LICENSE usr/share/doc/corbel/copyright
 install -d "$root/sbin" "$root/usr/share/man/man1" "$root/usr/share/bash-completion/completions"
 ln -s ../usr/bin/corbel "$root/sbin/mount.corbel"
+ln -s corbel "$root/usr/bin/corbel-virtiofsd"
 target/release/corbel man "$root/usr/share/man/man1" >/dev/null
 gzip -9n "$root"/usr/share/man/man1/*
 target/release/corbel completion bash > "$root/usr/share/bash-completion/completions/corbel"

@@ -32,6 +32,17 @@ pub struct Cli {
     pub verb: Verb,
 }
 
+impl Cli {
+    /// What is logged.
+    pub fn log_level(&self) -> log::LevelFilter {
+        let of_verb = match &self.verb {
+            Verb::Virtiofs(args) => args.log_level(),
+            _ => None,
+        };
+        of_verb.unwrap_or(self.global.log_level)
+    }
+}
+
 /// Options of every verb.
 #[derive(Args, Debug, Clone)]
 pub struct Global {
@@ -197,7 +208,9 @@ pub fn man(out: &Output, dir: Option<&PathBuf>) -> Result<()> {
 /// Reads the command line. Help and version end here with code 0; errors come back.
 pub fn parse() -> Result<Cli> {
     let args: Vec<_> = std::env::args_os().collect();
-    let args = crate::mount::helper_command_line(&args).unwrap_or(args);
+    let args = crate::mount::helper_command_line(&args)
+        .or_else(|| crate::virtiofs::command_line(&args))
+        .unwrap_or(args);
     Cli::try_parse_from(args).map_err(|error| {
         use clap::error::ErrorKind;
         if matches!(

@@ -81,7 +81,7 @@ fn main() -> ExitCode {
     let out = Output { json };
     let mut streams = false;
     let result = cli::parse().and_then(|cli| {
-        logging::begin(cli.global.log_level);
+        logging::begin(cli.log_level());
         streams = matches!(&cli.verb, Verb::Send(args) if !args.dry_run);
         run(cli, &out)
     });

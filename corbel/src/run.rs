@@ -193,7 +193,7 @@ pub fn find_library() -> Result<PathBuf> {
 }
 
 /// The mounts of volumes: source and directory of each.
-fn volumes() -> Result<Vec<(Vec<u8>, PathBuf)>> {
+pub(crate) fn volumes() -> Result<Vec<(Vec<u8>, PathBuf)>> {
     let mounts = fs::read("/proc/self/mounts").context("/proc/self/mounts")?;
     let volume = |line: &[u8]| {
         let mut words = line.split(|byte| *byte == b' ');

@@ -1,6 +1,7 @@
 //! `corbel virtiofs`: a virtio-fs device for a virtual machine, with the options of virtiofsd.
 #![allow(unsafe_code)] // a descriptor that is given by its number
 
+mod compat;
 mod figures;
 mod tenants;
 
@@ -38,6 +39,8 @@ use crate::failure::{Context, Failure, Kind, Result};
 use crate::mount::open_as_heir;
 use crate::output::Output;
 use crate::{local, metrics, serve, units};
+
+pub use compat::command_line;
 
 /// A monitor that has hung up and does not come back within that time is gone, and its guest with it.
 const GONE: Duration = Duration::from_secs(10);
@@ -109,7 +112,7 @@ enum Acl {
 #[allow(clippy::struct_excessive_bools)] // switches of a command line
 pub struct VirtiofsArgs {
     /// Where the virtual machine monitor connects (a Unix socket, made here)
-    #[arg(long, value_name = "SOCKET", required_unless_present_any = ["fd", "listen", "tenants", "print_capabilities"], conflicts_with = "fd")]
+    #[arg(long, value_name = "SOCKET", alias = "socket", required_unless_present_any = ["fd", "listen", "tenants", "print_capabilities"], conflicts_with = "fd")]
     socket_path: Option<PathBuf>,
     /// Descriptor of a socket that listens already
     #[arg(long, value_name = "FD")]
@@ -117,9 +120,9 @@ pub struct VirtiofsArgs {
     /// Name of the group that may connect to the socket
     #[arg(long, value_name = "GROUP", requires = "socket_path")]
     socket_group: Option<String>,
-    /// What is behind the device
-    #[arg(long, value_enum, default_value = "corbel")]
-    backend: Backend,
+    /// What is behind the device [default: corbel; with -o source= what that names]
+    #[arg(long, value_enum)]
+    backend: Option<Backend>,
     /// The directory that the guest gets: of the volume (backend corbel), or of this machine (dir)
     #[arg(long, value_name = "DIR")]
     shared_dir: Option<PathBuf>,
@@ -137,8 +140,8 @@ pub struct VirtiofsArgs {
     /// Pass all requests on to the machine that has the file system, where --listen was given
     #[arg(long, value_name = "ADDRESS", conflicts_with_all = ["listen", "backend", "shared_dir", "source", "state"])]
     remote: Option<Address>,
-    /// Who is there, by its certificate (over TCP): node-N
-    #[arg(long, value_name = "ROLE", requires = "remote")]
+    /// Who is there, by its certificate (over TCP): node-N. With --listen: who alone may come (anybody of the cluster, if left out)
+    #[arg(long, value_name = "ROLE", conflicts_with = "tenants")]
     peer: Option<Role>,
     /// Requests that have no answer from there for so many seconds end with EIO (else they wait)
     #[arg(long, value_name = "SECONDS", requires = "remote", value_parser = clap::value_parser!(u64).range(1..=86_400))]
@@ -190,10 +193,10 @@ pub struct VirtiofsArgs {
     /// The guest can change nothing
     #[arg(long)]
     readonly: bool,
-    /// Accepted: nothing is mounted below the directory
+    /// Accepted, and changes nothing: a guest does not get into what is mounted below the directory (backend dir: EXDEV)
     #[arg(long, overrides_with = "no_announce_submounts")]
     announce_submounts: bool,
-    /// Accepted
+    /// The same
     #[arg(long)]
     no_announce_submounts: bool,
     /// Accepted: READDIRPLUS is not used, since nothing may be kept
@@ -209,6 +212,12 @@ pub struct VirtiofsArgs {
     /// The same for groups
     #[arg(long, value_name = "RULE")]
     translate_gid: Vec<Rule>,
+    /// The same as --translate-uid map:GUEST:HOST:COUNT, as virtiofsd writes it for its user namespace: :GUEST:HOST:COUNT:
+    #[arg(long, value_name = "RANGE", value_parser = compat::id_range)]
+    uid_map: Vec<Rule>,
+    /// The same for groups
+    #[arg(long, value_name = "RANGE", value_parser = compat::id_range)]
+    gid_map: Vec<Rule>,
     /// Operations a second at most
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     iops: Option<u64>,
@@ -247,6 +256,21 @@ pub struct VirtiofsArgs {
     /// Say in JSON what this program can do, for libvirt
     #[arg(long)]
     print_capabilities: bool,
+    /// Options as virtiofsd had them before it had long ones: source=DIR, cache=, sandbox=, xattr, flock, … (see docs/virtiofs.md)
+    #[arg(short = 'o', value_name = "LIST", conflicts_with = "tenants")]
+    old_options: Vec<compat::List>,
+    /// The same as --log-level debug
+    #[arg(short = 'd')]
+    debug: bool,
+    /// Accepted: it is always so
+    #[arg(short = 'f')]
+    foreground: bool,
+    /// Started by virtiofsd's name: --shared-dir says by itself what it is
+    #[arg(long, hide = true)]
+    like_virtiofsd: bool,
+    /// Locks are to hold across guests.
+    #[arg(skip)]
+    shared_locks: bool,
 }
 
 /// Who may have no bytes at all could wait for ever.
@@ -326,6 +350,10 @@ fn beside(socket: &Path) -> Result<(PathBuf, PathBuf)> {
 }
 
 impl VirtiofsArgs {
+    fn backend(&self) -> Backend {
+        self.backend.unwrap_or(Backend::Corbel)
+    }
+
     /// What is behind the device.
     fn ground(&self, global: &Global) -> Result<Ground> {
         let text = |path: &Path| {
@@ -334,10 +362,10 @@ impl VirtiofsArgs {
         };
         let root = PathBuf::from("/");
         let shared = self.shared_dir.clone().unwrap_or_else(|| root.clone());
-        if self.login.is_some() && self.backend != Backend::Kv {
+        if self.login.is_some() && self.backend() != Backend::Kv {
             return Err(usage("--login is for the backend kv"));
         }
-        let (origin, within, keep) = match self.backend {
+        let (origin, within, keep) = match self.backend() {
             Backend::Null => (Origin::Source("null:".into()), root, None),
             Backend::Dir => {
                 let dir =
@@ -436,6 +464,11 @@ impl VirtiofsArgs {
         if self.posix_acl == Acl::Always && !fs.keeps_acls() {
             return Err(usage("this back end keeps no access lists"));
         }
+        if self.shared_locks && !fs.keeps_locks() {
+            return Err(usage(
+                "-o flock, posix_lock: this back end keeps no locks, they are the guest's own; leave these out",
+            ));
+        }
         let options = tenant::Options {
             users: IdMap::new(&self.translate_uid)
                 .map_err(|e| usage(format!("--translate-uid: {e}")))?,
@@ -461,6 +494,9 @@ impl VirtiofsArgs {
     /// Our keys, and who must be at the other end, where an address is another machine's.
     fn identity(&self, global: &Global, address: &Address) -> Result<Option<Identity>> {
         if matches!(address, Address::Unix(_)) {
+            if self.peer.is_some() {
+                return Err(usage("--peer: over a Unix socket the kernel says who is there"));
+            }
             return Ok(None);
         }
         let config = global.load()?;
@@ -474,7 +510,7 @@ impl VirtiofsArgs {
         if self.remote.is_some() && self.peer.is_none() {
             return Err(usage("--peer: who is at the other end of --remote, over TCP"));
         }
-        Ok(Some(Identity { keys, peer: self.peer.unwrap_or(own) }))
+        Ok(Some(Identity { keys, peer: self.peer }))
     }
 
     /// How requests are passed on.
@@ -516,8 +552,8 @@ impl VirtiofsArgs {
     /// Whether its back end is a server of another machine.
     fn asks_far(&self) -> bool {
         let far = |address: kv::link::Address| matches!(address.place, Place::Tcp(_));
-        self.backend == Backend::Nfs
-            || self.backend == Backend::Kv && self.kv_address().is_ok_and(far)
+        self.backend() == Backend::Nfs
+            || self.backend() == Backend::Kv && self.kv_address().is_ok_and(far)
     }
 
     /// Whether it makes connections over TCP also when the device serves already: NFS servers want them from ports of our choice, and
@@ -533,6 +569,7 @@ impl VirtiofsArgs {
             ("--no-announce-submounts", self.no_announce_submounts),
             ("--no-readdirplus", self.no_readdirplus),
             ("--allow-direct-io", self.allow_direct_io),
+            ("-f", self.foreground),
         ];
         given.iter().filter(|(_, given)| *given).map(|(name, _)| *name).collect()
     }
@@ -556,7 +593,9 @@ impl VirtiofsArgs {
                 .ok()
                 .filter(|listens| *listens)
                 .ok_or_else(|| usage(format!("--fd {fd}: not a socket that listens")))?;
-            return Ok(UnixListener::from(owned));
+            let listener = UnixListener::from(owned);
+            listener.set_nonblocking(false).context(format!("--fd {fd}"))?;
+            return Ok(listener);
         }
         let path = self.socket_path.as_ref().ok_or_else(|| usage("--socket-path is missing"))?;
         free(path)?;
@@ -666,6 +705,11 @@ impl Up {
                 "--writeback: a write is in the file system when it returns, and a guest's kernel holds none back; leave it out",
             ));
         }
+        if args.peer.is_some() && args.remote.is_none() && args.listen.is_none() {
+            return Err(usage(
+                "--peer: who is at the other end of --remote or --listen; none is given",
+            ));
+        }
         let monitors = if args.listen.is_none() { Some(args.monitors()?) } else { None };
         let socket_dir = args.socket_dir();
         let (ledger, kept) = match &args.state {
@@ -676,7 +720,7 @@ impl Up {
             None => (None, None),
             Some(path) => {
                 let (ledger, kept) = Ledger::open(path, &args.guest()).context(path.display())?;
-                if args.backend == Backend::Corbel && !rustix::process::geteuid().is_root() {
+                if args.backend() == Backend::Corbel && !rustix::process::geteuid().is_root() {
                     log::warn!(
                         "--state: a node gives what the device before had open to root only; started again, this one has lost the guest's files"
                     );
@@ -802,6 +846,9 @@ pub fn run(global: &Global, out: &Output, args: &VirtiofsArgs) -> Result<()> {
         println!("{{\n  \"type\": \"fs\",\n  \"features\": [\n    \"separate-options\"\n  ]\n}}");
         return Ok(());
     }
+    let mut args = args.clone();
+    args.settle()?;
+    let args = &args;
     let tenants = match &args.tenants {
         Some(file) => tenants::read(file)?,
         None => vec![args.clone()],

@@ -339,9 +339,10 @@ fn a_ring_that_says_that_everything_is_there() {
     assert_eq!(guest.call(op::GETATTR, ROOT, &[GetattrIn::default().as_bytes()]).unwrap().error, 0);
 }
 
+/// `dir` keeps no locks: the guest's kernel does, and is told so. (What waits where there are locks holds no thread:
+/// `e2e virtiofs::a_tenant_has_its_directory_of_the_volume_and_nothing_else`.)
 #[test]
-fn a_request_that_waits_for_a_lock_holds_no_thread() {
-    // `dir` keeps no locks: the guest's kernel does, and is told so.
+fn a_lock_is_refused_where_the_back_end_keeps_none() {
     let host = Host::dir();
     assert!(!host.fs.keeps_locks());
     let mut guest = host.guest(Config::default());

@@ -160,6 +160,34 @@ fn with_a_limit_of_time_a_request_ends() {
     assert_eq!(asked.error, -libc::EIO);
 }
 
+/// A side that never was there is away like one that has gone: nobody waits for it without end.
+#[test]
+fn with_a_limit_of_time_nobody_waits_for_who_never_came() {
+    let root = scratch();
+    let rings = vhost::rings("tenant", 1).unwrap();
+    let options = front::Options {
+        address: Address::Unix(root.join("nobody")),
+        identity: None,
+        tenant: "tenant".into(),
+        soft: Some(Duration::from_millis(500)),
+        silence: Duration::from_secs(5),
+    };
+    let front = Front::start(&*rings, options).unwrap();
+    let (monitor, device) = UnixStream::pair().unwrap();
+    std::thread::spawn(move || vhost::serve(&rings, None, None, device));
+    let mut guest = Driver::over(monitor, Config::default()).unwrap();
+    assert_eq!(guest.init().unwrap_err(), "INIT: error -5");
+    // What comes later does not each wait as long again.
+    let begun = std::time::Instant::now();
+    for _ in 0..20 {
+        let asked = guest.call(op::GETATTR, ROOT, &[GetattrIn::default().as_bytes()]).unwrap();
+        assert_eq!(asked.error, -libc::EIO);
+    }
+    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
+    front.stop();
+    std::fs::remove_dir_all(root).unwrap();
+}
+
 fn hello(tenant: &[u8]) -> Vec<u8> {
     let hello = Hello {
         magic: MAGIC,

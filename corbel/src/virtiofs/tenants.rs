@@ -12,6 +12,7 @@ use crate::failure::{Context, Result};
 /// Options of the process, which is one for all.
 const OF_ALL: &[&str] = &[
     "fd",
+    "like-virtiofsd",
     "listen",
     "metrics",
     "once",
@@ -99,10 +100,12 @@ fn one(keys: &toml::Table) -> std::result::Result<VirtiofsArgs, String> {
         let said = text.lines().map(str::trim).take_while(|line| !line.is_empty());
         said.collect::<Vec<_>>().join(" ").trim_start_matches("error: ").to_owned()
     })?;
-    if line.args.socket_path.is_none() {
+    let mut args = line.args;
+    if args.socket_path.is_none() {
         return Err("socket-path is missing".into());
     }
-    Ok(line.args)
+    args.settle().map_err(|failure| failure.message)?;
+    Ok(args)
 }
 
 #[cfg(test)]
@@ -133,7 +136,10 @@ mod tests {
         )
         .unwrap();
         assert_eq!(all.len(), 2);
-        assert_eq!((&*all[0].tenant, all[0].weight, all[0].backend), ("one", 4, Backend::Dir));
+        assert_eq!(
+            (&*all[0].tenant, all[0].weight, all[0].backend),
+            ("one", 4, Some(Backend::Dir))
+        );
         assert!(all[0].xattr && !all[0].readonly);
         assert_eq!((all[0].iops, all[0].translate_uid.len()), (Some(1000), 2));
         assert_eq!((all[1].weight, all[1].cache), (1, Cache::Always));

@@ -1,5 +1,10 @@
 //! `corbel virtiofs` as a process, in front of a volume and of a directory, driven without a virtual machine.
 
+mod backends;
+mod head;
+mod libvirt;
+mod remote;
+
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
@@ -8,7 +13,7 @@ use ::virtiofs::driver::{Config, Driver};
 use frontend::fuse::wire::*;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::harness::{CORBEL, Cluster, Scratch, corbel, json, text, wait_for};
+use super::harness::{CORBEL, Cluster, Scratch, corbel, json, may_mount, text, wait_for};
 
 pub const ROOT: u64 = 1;
 
@@ -83,6 +88,35 @@ pub fn made(guest: &mut Driver, dir: u64, name: &str) -> (u64, u64) {
     assert_eq!(reply.error, 0);
     let (entry, rest) = EntryOut::read_from_prefix(&reply.body).expect("an entry");
     (entry.nodeid.get(), OpenOut::read_from_prefix(rest).expect("a handle").0.fh.get())
+}
+
+pub fn fsync(guest: &mut Driver, (node, fh): (u64, u64)) -> i32 {
+    let sync = FsyncIn { fh: fh.into(), ..FsyncIn::default() };
+    guest.call(op::FSYNC, node, &[sync.as_bytes()]).expect("a reply").error
+}
+
+/// The inode behind a name.
+pub fn found(guest: &mut Driver, dir: u64, name: &str) -> u64 {
+    let name = format!("{name}\0");
+    let reply = guest.call(op::LOOKUP, dir, &[name.as_bytes()]).expect("a reply");
+    assert_eq!(reply.error, 0, "{name}");
+    EntryOut::read_from_prefix(&reply.body).expect("an entry").0.nodeid.get()
+}
+
+pub fn opened(guest: &mut Driver, dir: u64, name: &str) -> (u64, u64) {
+    let node = found(guest, dir, name);
+    let open = OpenIn { flags: 2.into(), ..OpenIn::default() };
+    let reply = guest.call(op::OPEN, node, &[open.as_bytes()]).expect("a reply");
+    assert_eq!(reply.error, 0, "{name}");
+    (node, OpenOut::read_from_prefix(&reply.body).expect("a handle").0.fh.get())
+}
+
+pub fn made_dir(guest: &mut Driver, dir: u64, name: &str) -> u64 {
+    let arg = MkdirIn { mode: 0o777.into(), ..MkdirIn::default() };
+    let name = format!("{name}\0");
+    let reply = guest.call(op::MKDIR, dir, &[arg.as_bytes(), name.as_bytes()]).expect("a reply");
+    assert_eq!(reply.error, 0, "{name}");
+    EntryOut::read_from_prefix(&reply.body).expect("an entry").0.nodeid.get()
 }
 
 pub fn write(guest: &mut Driver, (node, fh): (u64, u64), at: u64, data: &[u8]) -> i32 {
@@ -449,6 +483,16 @@ fn it_is_started_as_virtiofsd_is() {
     assert_eq!(guest.call(op::UNLINK, ROOT, &[b"f\0"]).expect("a reply").error, -30);
     let open = OpenIn { flags: 2.into(), ..OpenIn::default() };
     assert_eq!(guest.call(op::OPEN, node, &[open.as_bytes()]).expect("a reply").error, -30);
+    // What is mounted below is not served, whatever is announced.
+    if may_mount() {
+        let below = scratch.path("shared/below");
+        std::fs::create_dir(&below).expect("a directory");
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "tmpfs"]).arg(&below);
+        assert!(mount.status().expect("mount starts").success());
+        let reply = guest.call(op::LOOKUP, ROOT, &[b"below\0"]).expect("a reply");
+        assert_eq!(reply.error, -libc::EXDEV);
+    }
     // A second one does not take its place.
     let place = scratch.path("s").display().to_string();
     let refused = corbel(["--json", "virtiofs", "--backend", "null", "--socket-path", &place]);

@@ -14,6 +14,8 @@ use crate::hal::{Chain, Fed, Piece, Queue, Transport};
 
 /// Connections at once: the one that counts, and those that have not said yet who they are.
 const CONNECTIONS_MAX: usize = 16;
+/// How often a warning says that somebody was not let in: whoever reaches the port could fill a disk with it.
+const REFUSED: Duration = Duration::from_secs(10);
 
 /// What a front may have under way.
 #[derive(Clone, Copy, Debug)]
@@ -52,6 +54,8 @@ struct Shared {
     queues: Vec<Arc<Fed>>,
     tenant: String,
     window: Window,
+    /// When somebody was not let in, and it was said.
+    refused: Mutex<Option<Instant>>,
 }
 
 impl Shared {
@@ -80,6 +84,7 @@ impl Shared {
     }
 
     fn hello(&self, link: &Link, payload: &[u8], outbox: &Arc<Outbox>) -> Result<u64, String> {
+        link.check_role()?;
         let (hello, name) = Hello::read_from_prefix(payload).map_err(|_| "a short greeting")?;
         if hello.magic != MAGIC {
             return Err("a greeting of another protocol".into());
@@ -196,7 +201,17 @@ impl Shared {
             state.outbox = None;
             self.changed.notify_all();
         }
-        log::info!("{}: a connection has ended: {why}", self.tenant);
+        // Who was not let in is to be seen by whoever asks why nobody comes.
+        let is_news = life.is_none() && {
+            let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_news = refused.is_none_or(|at| at.elapsed() > REFUSED);
+            if is_news {
+                *refused = Some(Instant::now());
+            }
+            is_news
+        };
+        let level = if is_news { log::Level::Warn } else { log::Level::Info };
+        log::log!(level, "{}: a connection has ended: {why}", self.tenant);
     }
 }
 
@@ -279,8 +294,8 @@ impl Back {
     /// For a tenant, whose guest has no more than `queues` queues beside the first.
     pub fn new(tenant: &str, queues: usize, window: Window) -> Self {
         let queues = (0..=queues).map(|_| Arc::default()).collect();
-        let (state, changed) = (Mutex::default(), Condvar::new());
-        Self(Arc::new(Shared { state, changed, queues, tenant: tenant.into(), window }))
+        let (state, changed, refused) = (Mutex::default(), Condvar::new(), Mutex::default());
+        Self(Arc::new(Shared { state, changed, queues, tenant: tenant.into(), window, refused }))
     }
 
     /// Says, for ever, when nobody was connected for so long: each time once.

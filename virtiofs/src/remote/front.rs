@@ -18,6 +18,8 @@ use crate::hal::{Chain, Piece, Queue, Transport, Woken, gather};
 const ACKS: usize = 32;
 /// Between two tries to make a connection.
 const RETRY: Duration = Duration::from_millis(200);
+/// How often the same reason why there is no connection is said.
+const SAID: Duration = Duration::from_secs(60);
 /// Room for a reply at most: the longest READ.
 const ROOM_MAX: usize = REQUEST_BYTES_MAX;
 
@@ -58,6 +60,8 @@ struct State {
     ended: bool,
     /// The guest is gone: there is no connection, by which the other side knows it.
     alone: bool,
+    /// Since when there is no connection.
+    away: Option<Instant>,
 }
 
 /// The passing on of one guest's requests.
@@ -84,7 +88,8 @@ impl Front {
         let mut session = [0; 16];
         rustix::rand::getrandom(&mut session, rustix::rand::GetRandomFlags::empty())?;
         let queues = transport.queues();
-        let (state, room) = (Mutex::default(), Condvar::new());
+        let state = State { away: Some(Instant::now()), ..State::default() };
+        let (state, room) = (Mutex::new(state), Condvar::new());
         let front = Arc::new(Self { options, session, queues, state, room });
         let spawn = |name: String, body: Box<dyn FnOnce() + Send>| {
             std::thread::Builder::new().name(name).spawn(body).map(drop)
@@ -160,17 +165,13 @@ impl Front {
         // Whoever stops the queue does not wait for another machine.
         chain.put_off();
         let cost = (len + room) as u64;
-        let mut state = self.state();
-        while !state.ended
-            && (state.requests == 0
-                || state.out.len() >= state.requests
-                || state.bytes + cost > state.most)
-        {
-            state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        if state.ended {
+        let Some(mut state) = self.window(cost) else {
+            // (That the other side was not asked at all makes no difference to the guest.)
+            if !self.state().ended {
+                chain.reply(OutHeader::alone(unique, -i32::from(Errno::IO.0)).as_bytes());
+            }
             return;
-        }
+        };
         state.last += 1;
         let tag = state.last;
         let mut header = Header::of(kind::REQUEST, len);
@@ -187,7 +188,33 @@ impl Front {
         state.out.insert(tag, Out { chain, frame, cost, unique, since: Instant::now() });
     }
 
+    /// Waits until the other side takes a request of that cost; None if it does not within the limit, or all ends.
+    fn window(&self, cost: u64) -> Option<MutexGuard<'_, State>> {
+        let begun = Instant::now();
+        let mut state = self.state();
+        while !state.ended
+            && (state.requests == 0
+                || state.out.len() >= state.requests
+                || state.bytes + cost > state.most)
+        {
+            let Some(limit) = self.options.soft else {
+                state = self.room.wait(state).unwrap_or_else(PoisonError::into_inner);
+                continue;
+            };
+            // Requests wait here one after the other: those that find it away for as long as that do not each wait anew.
+            let until = state.away.unwrap_or(begun) + limit;
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let waited = self.room.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        (!state.ended).then_some(state)
+    }
+
     fn keep_connected(&self) {
+        let mut said: Option<(String, Instant)> = None;
         loop {
             let alone = |state: &mut State| state.alone && !state.ended;
             let state = self.room.wait_while(self.state(), alone);
@@ -201,7 +228,12 @@ impl Front {
             let state = self.state();
             if !state.ended && !state.alone {
                 drop(state);
-                log::warn!("{:?}: {why}", self.options.address);
+                let is_news =
+                    |(before, at): &(String, Instant)| *before != why || at.elapsed() > SAID;
+                if said.as_ref().is_none_or(is_news) {
+                    log::warn!("{:?}: {why}", self.options.address);
+                    said = Some((why, Instant::now()));
+                }
                 std::thread::sleep(RETRY);
             }
         }
@@ -238,7 +270,10 @@ impl Front {
                 }
                 Ok(())
             });
-        self.state().outbox = None;
+        let mut state = self.state();
+        state.outbox = None;
+        state.away = state.away.or_else(|| Some(Instant::now()));
+        drop(state);
         why
     }
 
@@ -264,6 +299,7 @@ impl Front {
             return Err("the guest is gone".into());
         }
         state.outbox = Some(outbox.clone());
+        state.away = None;
         drop(state);
         self.room.notify_all();
         Ok(())

@@ -42,14 +42,17 @@ impl std::str::FromStr for Address {
 pub struct Identity {
     /// Our keys.
     pub keys: Keys,
-    /// Who must be at the other end of a connection that we make.
-    pub peer: Role,
+    /// Who must be at the other end of a connection. One that we make has to have a name here; others may come from anybody with a
+    /// certificate of the cluster, if this is None.
+    pub peer: Option<Role>,
 }
 
 /// A connection.
 pub(super) struct Link {
     socket: OwnedFd,
     tls: Option<Alone>,
+    /// Who alone may be at the other end.
+    peer: Option<Role>,
 }
 
 fn text(error: impl std::fmt::Display) -> String {
@@ -64,13 +67,13 @@ impl Link {
             return Err(format!("user {} is at the other end", who.uid.as_raw()));
         }
         stream.set_nonblocking(true).map_err(text)?;
-        Ok(Self { socket: stream.into(), tls: None })
+        Ok(Self { socket: stream.into(), tls: None, peer: None })
     }
 
-    fn secret(stream: TcpStream, tls: Alone) -> Result<Self, String> {
+    fn secret(stream: TcpStream, tls: Alone, peer: Option<Role>) -> Result<Self, String> {
         stream.set_nodelay(true).map_err(text)?;
         stream.set_nonblocking(true).map_err(text)?;
-        Ok(Self { socket: stream.into(), tls: Some(tls) })
+        Ok(Self { socket: stream.into(), tls: Some(tls), peer })
     }
 
     /// Makes a connection.
@@ -79,12 +82,13 @@ impl Link {
             Address::Unix(path) => Self::plain(UnixStream::connect(path).map_err(text)?),
             Address::Tcp(name) => {
                 let identity = identity.ok_or("without keys nobody is spoken to over TCP")?;
+                let peer = identity.peer.ok_or("over TCP it is to be said who is there")?;
                 let mut last = format!("{name}: no such address");
                 for address in name.to_socket_addrs().map_err(text)? {
                     match TcpStream::connect_timeout(&address, CONNECT) {
                         Ok(stream) => {
-                            let tls = Alone::dial(&identity.keys, identity.peer);
-                            return Self::secret(stream, tls.map_err(text)?);
+                            let tls = Alone::dial(&identity.keys, peer);
+                            return Self::secret(stream, tls.map_err(text)?, Some(peer));
                         }
                         Err(error) => last = format!("{address}: {error}"),
                     }
@@ -97,6 +101,16 @@ impl Link {
     /// Who is at the other end, once it has said something.
     pub fn role(&self) -> Option<Role> {
         self.tls.as_ref().and_then(Alone::role)
+    }
+
+    /// Whether that is somebody who may be there; in words if not.
+    pub fn check_role(&self) -> Result<(), String> {
+        let (Some(meant), role) = (self.peer, self.role()) else { return Ok(()) };
+        match role {
+            Some(role) if role == meant => Ok(()),
+            Some(role) => Err(format!("{role} is at the other end, not {meant}")),
+            None => Err(format!("nobody knows whether it is {meant} at the other end")),
+        }
     }
 
     pub fn fd(&self) -> BorrowedFd<'_> {
@@ -176,7 +190,8 @@ impl Listener {
             Self::Unix(listener) => Link::plain(listener.accept().map_err(text)?.0),
             Self::Tcp(listener, identity) => {
                 let (stream, _) = listener.accept().map_err(text)?;
-                Link::secret(stream, Alone::answer(&identity.keys).map_err(text)?)
+                let tls = Alone::answer(&identity.keys).map_err(text)?;
+                Link::secret(stream, tls, identity.peer)
             }
         }
     }
