@@ -543,7 +543,7 @@ impl VirtiofsArgs {
         }
         let is_root = rustix::process::geteuid().is_root();
         // What a library needs of the machine nobody here knows.
-        let loads = tenants.iter().any(|tenant| tenant.backend == Backend::Lib);
+        let loads = tenants.iter().any(|tenant| tenant.backend() == Backend::Lib);
         let cut_off = is_root && !reaches_out && !loads;
         let usual = if cut_off { Sandbox::Namespace } else { Sandbox::None };
         Ok(self.sandbox.unwrap_or(usual))

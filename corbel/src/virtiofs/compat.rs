@@ -157,6 +157,9 @@ impl Named {
         if let Some(server) = text.strip_prefix("kv:") {
             return Self::new(Backend::Kv, Some(server.into()), None);
         }
+        if let Some(library) = text.strip_prefix("lib:") {
+            return Self::new(Backend::Lib, Some(library.into()), None);
+        }
         if text.starts_with("nfs://") {
             return Self::new(Backend::Nfs, Some(place.into()), None);
         }
