@@ -37,7 +37,7 @@ struct corbel_dpu_options {
     uint64_t handles_max;  /* files that it may have open (65,536) */
     uint32_t weight;       /* share of the processors beside the other devices of the process that have one (0: is not held back for others) */
     uint32_t xattr;        /* not 0: there are extended attributes */
-    uint32_t posix_acl;    /* not 0: access lists are kept, where the file system has them (with xattr) */
+    uint32_t posix_acl;    /* not 0: access lists are kept, where the file system has them (with xattr, without translated users) */
     uint32_t reserved;     /* 0 */
     const char *state;     /* a file that keeps what the guest has open, so that another process can go on after this one was killed (NULL:
                               nobody can). One device at a time has it. Requests that were not completed are handed in by
@@ -68,7 +68,8 @@ int corbel_dpu_submit_again(corbel_dpu_t *device, uint32_t queue, const struct i
 /* The guest has reset its device: files and locks are given back. Requests that wait for a lock are not completed any more. */
 void corbel_dpu_reset(corbel_dpu_t *device);
 
-/* Ends the device, after the requests that are being served. What has not begun is completed with 0 bytes. */
+/* Ends the device, after the requests that are being served, for which it waits (10 s at most). What has not begun is completed with 0 bytes. Not
+ * to be called by a corbel_dpu_done. */
 void corbel_dpu_unregister(corbel_dpu_t *device);
 
 #ifdef __cplusplus

@@ -76,6 +76,8 @@ pub struct DpuOptions {
     pub state: *const c_char,
 }
 
+/// How long the end of a device waits for requests that are being served.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of the first form of the options.
 const FIRST_FORM: usize = std::mem::offset_of!(DpuOptions, iops_burst);
 
@@ -250,6 +252,10 @@ unsafe fn register(options: *const DpuOptions) -> Result<Box<Dpu>, Errno> {
         let (users, groups) = (text(options.translate_uid, "")?, text(options.translate_gid, "")?);
         (ids(users)?, ids(groups)?, text(options.state, "")?)
     };
+    if options.posix_acl != 0 && !(users.is_empty() && groups.is_empty()) {
+        // Those whom a list names would not be translated.
+        return Err(Errno::INVAL);
+    }
     let rate = |n: u64, burst: u64| {
         let burst = if burst == 0 { n as f64 / 10.0 } else { burst as f64 };
         (n > 0).then(|| Rate { rate: n as f64, burst: burst.max(1.0) })
@@ -428,5 +434,9 @@ pub unsafe extern "C" fn corbel_dpu_unregister(device: *mut Dpu) {
     }
     // SAFETY: it came from `corbel_dpu_register`, and is given back once.
     let mut dpu = unsafe { Box::from_raw(device) };
-    drop(dpu.crew.take());
+    if let Some(crew) = dpu.crew.take()
+        && !crew.end(PATIENCE)
+    {
+        log::warn!("{}: a request does not come back", dpu.queues.tenant);
+    }
 }

@@ -43,10 +43,12 @@ static void drop_unused(struct file *file) {
 }
 static int resize(struct file *file, uint64_t size) {
     if (size > BYTES_MAX) return EFBIG;
-    char *data = realloc(file->data, size ? size : 1);
-    if (!data) return ENOSPC;
-    file->data = data;
-    if (size > file->attr.size) memset(data + file->attr.size, 0, size - file->attr.size);
+    if (size > file->attr.size) {
+        char *data = realloc(file->data, size);
+        if (!data) return ENOSPC;
+        file->data = data;
+        memset(data + file->attr.size, 0, size - file->attr.size);
+    }
     file->attr.size = size;
     file->attr.blocks = (size + 511) / 512;
     return 0;
@@ -88,9 +90,15 @@ static void ram_setattr(void *fs, corbel_fs_request_t *r, const struct corbel_fs
 }
 static void ram_create(void *fs, corbel_fs_request_t *r, const struct corbel_fs_caller *c, uint64_t parent, const char *name, uint32_t mode,
                        uint32_t flags) {
-    (void)parent, (void)flags;
+    (void)parent;
     BEGIN(fs);
-    if (by_name(ram, name)) FAIL(EEXIST);
+    struct file *there = by_name(ram, name);
+    if (there) {
+        if (flags & 0200 /* O_EXCL */) FAIL(EEXIST);
+        if (flags & 01000 /* O_TRUNC */) resize(there, 0);
+        there->opened++;
+        END(corbel_fs_reply_open(r, &there->attr, there->attr.ino));
+    }
     for (size_t i = 0; i < ram->files_max; i++) {
         struct file *file = &ram->files[i];
         if (file->attr.ino) continue;
@@ -127,7 +135,7 @@ static void ram_open(void *fs, corbel_fs_request_t *r, const struct corbel_fs_ca
     BEGIN(fs);
     struct file *file = by_number(ram, ino);
     if (!file) FAIL(ino == CORBEL_FS_ROOT ? EISDIR : ESTALE);
-    if (flags & 01000 /* O_TRUNC */) resize(file, 0);
+    if (flags & 01000 /* O_TRUNC */) resize(file, 0); /* which makes it no longer, so it does not fail */
     file->opened++;
     END(corbel_fs_reply_open(r, NULL, ino));
 }
@@ -149,6 +157,7 @@ static void ram_write(void *fs, corbel_fs_request_t *r, uint64_t handle, uint64_
     struct file *file = by_number(ram, handle);
     if (!file) FAIL(EBADF);
     if (append) offset = file->attr.size;
+    if (len == 0) END(corbel_fs_reply_written(r, 0, offset));
     if (offset > BYTES_MAX) FAIL(EFBIG);
     int error = offset + len > file->attr.size ? resize(file, offset + len) : 0;
     if (error) FAIL(error);

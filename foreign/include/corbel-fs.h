@@ -6,10 +6,12 @@
  *     corbel virtiofs --backend lib --source ./mine.so#argument --socket-path /run/vm1.fs
  *     corbel mount 'lib:./mine.so#argument' /mnt
  *
- * Every operation gets a request and answers it once, by one of the corbel_fs_reply functions, from any thread, during the call or
- * any time after it. The request is gone with that. Reads, writes and syncs that are answered later hold no thread meanwhile; of other
+ * Every operation gets a request and answers it exactly once (a second answer would be of memory that is gone), by one of the
+ * corbel_fs_reply functions, from any thread, during the call or any time after it. The request is gone with that. Reads, writes and syncs that are answered later hold no thread meanwhile; of other
  * operations a thread of the front end waits. Operations come from many threads at once. What they are given (names, callers, data)
  * is there during the call only, the data of a write until it is answered.
+ *
+ * A handle is released when nothing that was begun with it waits any more. Cookies of readdir are a guest's, and any number.
  *
  * Inode numbers are the back end's own, from 1 (the root) to 2^63 - 1. A number leads to its inode as long as that has a name or is open.
  * Permissions: a kernel checks modes for its processes; a back end that does not trust the kernel of a guest checks the caller itself.
@@ -128,8 +130,8 @@ static inline int corbel_fs_reply_entry(corbel_fs_request_t *r, const char *name
     return r->replies->entry(r, name, ino, mode, next);
 }
 
-/* The back end's side. Grows at its end only; what is NULL is answered by ENOSYS (extended attributes: EOPNOTSUPP), `release` and `close` by
- * nothing. Errors are those of the system calls. */
+/* The back end's side. Grows at its end only; what is NULL is answered by ENOSYS (extended attributes and fallocate: EOPNOTSUPP), `release` and `close` by
+ * nothing. A kernel that is told ENOSYS for fsync takes it that nothing need be done, and does not ask again. Errors are those of the system calls. */
 struct corbel_fs_operations {
     size_t size; /* sizeof(struct corbel_fs_operations) */
     void (*lookup)(void *fs, corbel_fs_request_t *, const struct corbel_fs_caller *, uint64_t parent, const char *name);
@@ -145,7 +147,7 @@ struct corbel_fs_operations {
     void (*rename)(void *fs, corbel_fs_request_t *, const struct corbel_fs_caller *, uint64_t parent, const char *name,
                    uint64_t new_parent, const char *new_name, uint32_t flags);
     void (*link)(void *fs, corbel_fs_request_t *, const struct corbel_fs_caller *, uint64_t ino, uint64_t parent, const char *name);
-    /* flags: access mode, O_TRUNC, O_APPEND, O_DSYNC; of create O_EXCL too, without which it opens what is there. */
+    /* flags: access mode, O_TRUNC, O_DSYNC (which writes append each says itself); of create O_EXCL too, without which it opens what is there. */
     void (*open)(void *fs, corbel_fs_request_t *, const struct corbel_fs_caller *, uint64_t ino, uint32_t flags);
     void (*create)(void *fs, corbel_fs_request_t *, const struct corbel_fs_caller *, uint64_t parent, const char *name, uint32_t mode,
                    uint32_t flags);

@@ -300,10 +300,10 @@ unsafe extern "C" fn reply_attr(request: *mut Request, given: *const FsAttr) {
 }
 
 unsafe extern "C" fn reply_open(request: *mut Request, given: *const FsAttr, handle: u64) {
+    // SAFETY: the header's rules. Attributes that are none are none here either: whoever needs some gives the handle back.
+    let attr = (!given.is_null()).then(|| unsafe { attr(given) }).and_then(Result::ok);
     // SAFETY: the header's rules.
-    let attr = (!given.is_null()).then(|| unsafe { attr(given) }).transpose();
-    // SAFETY: the header's rules.
-    unsafe { Request::answer(request, |_| Ok(Reply::Open(attr?, handle))) };
+    unsafe { Request::answer(request, |_| Ok(Reply::Open(attr, handle))) };
 }
 
 unsafe extern "C" fn reply_data(request: *mut Request, data: *const c_void, len: usize) {

@@ -310,6 +310,10 @@ impl FileSystem for ForeignFs {
         let made = operation!(self.create ? NOSYS, ask(&raw const c, parent.0, name.as_ptr(), mode, flags))?;
         match made {
             Reply::Open(Some(attr), handle) => Ok((attr, Handle(handle))),
+            Reply::Open(None, handle) => {
+                self.release(Handle(handle));
+                Err(Errno::IO)
+            }
             _ => Err(Errno::IO),
         }
     }

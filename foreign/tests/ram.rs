@@ -6,7 +6,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use base::{Errno, InodeId};
-use client::fs::{Caller, FileSystem, Handle, O_RDWR, Rename, SetAttr, Waiting};
+use client::fs::{Caller, FileSystem, Handle, O_EXCL, O_RDWR, Rename, SetAttr, Waiting};
 use foreign::ForeignFs;
 
 const ME: Caller<'_> = Caller { uid: 7, gid: 8, groups: &[9], pid: 0, umask: 0o22 };
@@ -68,7 +68,12 @@ fn files_are_made_written_read_renamed_and_removed() {
     assert_eq!(fs.lookup(&ME, ROOT, b"f"), Err(Errno::NOENT));
     let (attr, handle) = fs.create(&ME, ROOT, b"f", 0o666, O_RDWR).unwrap();
     assert_eq!((attr.mode, attr.uid, attr.gid), (0o100_644, 7, 8));
-    assert_eq!(fs.create(&ME, ROOT, b"f", 0o666, O_RDWR), Err(Errno::EXIST));
+    assert_eq!(fs.create(&ME, ROOT, b"f", 0o666, O_RDWR | O_EXCL), Err(Errno::EXIST));
+    let (again, second) = fs.create(&ME, ROOT, b"f", 0o666, O_RDWR).unwrap();
+    assert_eq!(again.ino, attr.ino);
+    fs.release(second);
+    assert_eq!(fs.write(handle, 99, b"", false).unwrap().len, 0);
+    assert_eq!(fs.fgetattr(handle).unwrap().size, 0);
     let written = fs.write(handle, 10, b"hello", false).unwrap();
     assert_eq!((written.len, written.offset), (5, 10));
     assert_eq!(fs.write(handle, 0, b" world", true).unwrap().offset, 15);

@@ -41,6 +41,8 @@ const THREADS_MAX: usize = 64;
 const WRITE_HEAD: usize = size_of::<InHeader>() + size_of::<WriteIn>();
 /// Bytes that a copy within the file system is charged for at most.
 const COPY_CHARGE_MAX: u64 = 1 << 30;
+/// Requests that are begun and have not ended; more of them are waited for.
+const BEGUN_MAX: usize = 4096;
 /// Bytes of data that requests hold which were begun and have not ended; more of them are waited for.
 const BEGUN_BYTES_MAX: usize = 64 << 20;
 /// A thread keeps buffers up to this size between requests.
@@ -518,7 +520,9 @@ impl ReplySink for Sink<'_> {
         let Some(chain) = self.take() else { return false };
         let room: usize = chain.writable().iter().map(Piece::len).sum();
         if head.len() + payload_len > room {
-            let written = no_room(head, &*chain);
+            let fits = room >= size_of::<OutHeader>();
+            let error = no_room(head);
+            let written = if fits { scatter(error.as_bytes(), chain.writable()) } else { 0 };
             chain.complete(u32::try_from(written).unwrap_or(0));
             return false;
         }
@@ -534,13 +538,10 @@ impl ReplySink for Sink<'_> {
     }
 }
 
-/// The guest has left no room for the reply that begins with `head`: it is told so, if there is room for that. Bytes that are
-/// written.
-fn no_room(head: &[u8], chain: &dyn Chain) -> usize {
-    let room: usize = chain.writable().iter().map(Piece::len).sum();
+/// What a guest is told that has left no room for the reply that begins with `head`.
+fn no_room(head: &[u8]) -> OutHeader {
     let unique = head.get(8..16).and_then(|b| b.try_into().ok()).map_or(0, u64::from_le_bytes);
-    let error = OutHeader::alone(unique, -i32::from(base::Errno::IO.0));
-    if room >= size_of::<OutHeader>() { scatter(error.as_bytes(), chain.writable()) } else { 0 }
+    OutHeader::alone(unique, -i32::from(base::Errno::IO.0))
 }
 
 impl Drop for Sink<'_> {
@@ -569,19 +570,20 @@ struct Hold {
 }
 
 impl Hold {
-    /// None if it would be too many bytes.
+    /// None if it would be too many, or too many bytes.
     fn new(of: &Arc<Begun>, bytes: usize) -> Option<Self> {
-        of.requests.fetch_add(1, Ordering::Relaxed);
+        let others = of.requests.fetch_add(1, Ordering::Relaxed);
         let before = of.bytes.fetch_add(bytes, Ordering::Relaxed);
         let hold = Self { of: of.clone(), bytes };
-        (bytes == 0 || before.saturating_add(bytes) <= BEGUN_BYTES_MAX).then_some(hold)
+        let fits = bytes == 0 || before.saturating_add(bytes) <= BEGUN_BYTES_MAX;
+        (fits && others < BEGUN_MAX).then_some(hold)
     }
 }
 
 impl Drop for Hold {
     fn drop(&mut self) {
         self.of.bytes.fetch_sub(self.bytes, Ordering::Relaxed);
-        self.of.requests.fetch_sub(1, Ordering::Relaxed);
+        self.of.requests.fetch_sub(1, Ordering::Release);
     }
 }
 
@@ -599,13 +601,13 @@ impl LaterReply for Held {
     fn send_with(self: Box<Self>, head: &[u8], payload: &[u8]) {
         let Self { chain, _hold } = *self;
         let room: usize = chain.writable().iter().map(Piece::len).sum();
-        let written = if head.len() + payload.len() <= room {
-            let to: Vec<Piece> = skip(chain.writable(), head.len()).collect();
-            scatter(head, chain.writable()) + scatter(payload, &to)
+        if head.len() + payload.len() <= room {
+            chain.answer(head, payload);
+        } else if room >= size_of::<OutHeader>() {
+            chain.answer(no_room(head).as_bytes(), &[]);
         } else {
-            no_room(head, &*chain)
-        };
-        chain.complete(u32::try_from(written).unwrap_or(0));
+            chain.complete(0);
+        }
     }
 }
 
@@ -996,6 +998,23 @@ impl std::fmt::Debug for Crew {
 }
 
 impl Crew {
+    /// Ends them, and returns when nothing is served any more, and nothing that was begun is under way; or after so long. Whether it is so.
+    pub fn end(self, patience: Duration) -> bool {
+        let (device, seats) = (self.device.clone(), self.seats.clone());
+        drop(self);
+        let until = Instant::now() + patience;
+        loop {
+            let threads: usize = seats.iter().map(|seat| seat.lead().threads).sum();
+            if threads == 0 && device.begun.requests.load(Ordering::Acquire) == 0 {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
     /// Threads of all queues.
     pub fn threads(&self) -> usize {
         self.seats.iter().map(|seat| seat.lead().threads).sum()

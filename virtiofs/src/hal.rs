@@ -174,6 +174,13 @@ pub trait Chain: Send {
     fn touches(&mut self, _bytes: usize) {}
     /// The reply is there, in the first `written` bytes of the writable pieces.
     fn complete(self: Box<Self>, written: u32);
+    /// The reply is this, in two parts, of a request that was begun and has ended when it liked: nothing is written if the queue is another
+    /// guest's by now. There is room for it.
+    fn answer(self: Box<Self>, head: &[u8], payload: &[u8]) {
+        let to: Vec<Piece> = skip(self.writable(), head.len()).collect();
+        let written = scatter(head, self.writable()) + scatter(payload, &to);
+        self.complete(u32::try_from(written).unwrap_or(0));
+    }
     /// The reply comes later, by [`reply`](Self::reply): nobody looks at the pieces until then, and whoever stops the
     /// queue does not wait for it. Dropped after that, it is not given back.
     fn put_off(&mut self);

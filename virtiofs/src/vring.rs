@@ -92,6 +92,8 @@ struct State {
     stopped_at: Option<u16>,
     /// Chains that somebody is at, who may write to guest memory.
     busy: usize,
+    /// A request was left where it is, since there were as many under way as the ring has descriptors.
+    full: bool,
     /// The guest wrote an index that cannot be: nothing is taken until it starts anew.
     broken: bool,
     /// Somebody waits until there are none.
@@ -283,6 +285,7 @@ impl Vring {
             off: Vec::new(),
             stopped_at: None,
             busy: 0,
+            full: false,
             broken: false,
             draining: false,
             armed: false,
@@ -641,6 +644,9 @@ impl Vring {
 
     fn not_busy(&self, state: &mut State) {
         state.busy = state.busy.saturating_sub(1);
+        if std::mem::take(&mut state.full) {
+            self.ring_bell();
+        }
         // A call into the kernel, also where nobody waits.
         if state.busy == 0 && state.draining {
             self.idle.notify_all();
@@ -653,6 +659,12 @@ impl Queue for Arc<Vring> {
         let mut state = self.state();
         loop {
             if !state.runs() || self.ended.load(Ordering::Acquire) {
+                return None;
+            }
+            // A guest has no descriptors for more; one that gives the same ones again and again is served as those come back.
+            if state.busy + state.off.len() + state.held.len() >= usize::from(state.rings.size()) {
+                state.full = true;
+                state.tell();
                 return None;
             }
             let map = state.memory.map().clone();
@@ -840,6 +852,32 @@ impl Chain for RingChain {
         let busy = self.stage == Stage::Busy;
         self.stage = Stage::Done;
         self.ring.give_back(&self, written, busy);
+    }
+
+    fn answer(mut self: Box<Self>, head: &[u8], payload: &[u8]) {
+        let busy = self.stage == Stage::Busy;
+        self.stage = Stage::Done;
+        let mut state = self.ring.state();
+        if state.life == self.life {
+            let whole = [head, payload].concat();
+            // Who stops the queue waits for us.
+            if state.runs() || busy && state.draining {
+                let written = state.write(&self.map, &whole, &self.writable);
+                state.put(self.head, written);
+                if state.draining {
+                    state.tell();
+                } else {
+                    state.tell_soon(self.since.elapsed());
+                }
+            } else {
+                let (head, to) = (self.head, std::mem::take(&mut self.writable));
+                let map = self.map.clone();
+                state.held.push(Held { head, written: 0, reply: whole, to, map });
+            }
+        }
+        if busy {
+            self.ring.not_busy(&mut state);
+        }
     }
 
     fn put_off(&mut self) {

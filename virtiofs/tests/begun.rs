@@ -14,7 +14,7 @@ use common::{Host, create, read_in, scratch, write_in};
 use frontend::fuse::wire::*;
 use virtiofs::device::Options;
 use virtiofs::driver::{Config, Driver, PAGE};
-use zerocopy::IntoBytes;
+use zerocopy::{FromBytes, IntoBytes};
 
 const ROOT: u64 = 1;
 /// More than a queue may have threads.
@@ -27,6 +27,7 @@ struct State {
     open: bool,
     syncing: usize,
     synced: usize,
+    released: usize,
     begun: VecDeque<Box<dyn FnOnce(Result<()>) + Send>>,
 }
 
@@ -88,13 +89,18 @@ impl FileSystem for Slow {
         self.begin(move |result| ended(result.map(|()| Written { len: data.len(), offset })));
     }
 
+    fn release(&self, handle: Handle) {
+        self.inner.release(handle);
+        self.change(|state| state.released += 1);
+    }
+
     fn begin_fsync(&self, _: Handle, _: bool, ended: Ended<()>) {
         self.begin(ended);
     }
 
     client::pass_on! { inner:
         lookup getattr setattr readlink mknod unlink rmdir rename link open create read write fallocate
-        lseek fgetattr fsync_inode release readdir statfs getxattr listxattr setxattr
+        lseek fgetattr fsync_inode readdir statfs getxattr listxattr setxattr
         removexattr forget keeps
     }
 }
@@ -266,4 +272,83 @@ fn what_is_begun_was_judged_before() {
     slow.until(|state| state.begun.len() == 1);
     slow.end(Ok(()));
     assert_eq!(back(&mut guest, 1), [(1, -libc::EIO)]);
+}
+
+/// A handle is the back end's until what was begun with it has ended, whatever the guest gives back meanwhile.
+#[test]
+fn a_handle_is_released_when_nothing_waits() {
+    let slow = Slow::new(Waiting::Nobody);
+    let host = Host::of(slow.clone(), Options::default(), scratch());
+    let mut guest = host.guest(Config { queues: 2, ..config() });
+    let (node, fh) = create(&mut guest, 1, ROOT, b"f");
+    for slot in 1..=2 {
+        let request = guest.request(op::READ, node, &[&read_in(fh, 0, 100)], 0);
+        offer(&mut guest, slot, &request, &[], size_of::<OutHeader>(), 100);
+    }
+    slow.until(|state| state.begun.len() == 2);
+    let release = ReleaseIn { fh: fh.into(), ..ReleaseIn::default() };
+    let queue = |guest: &mut Driver, opcode, arg: &[u8]| {
+        guest.call_on(2, opcode, node, &[arg], &[], 0).unwrap().error
+    };
+    assert_eq!(queue(&mut guest, op::RELEASE, release.as_bytes()), 0);
+    assert_eq!(queue(&mut guest, op::RELEASE, release.as_bytes()), -libc::EBADF);
+    assert_eq!(slow.state.lock().unwrap().released, 0);
+    slow.end(Ok(()));
+    back(&mut guest, 1);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(slow.state.lock().unwrap().released, 0);
+    // The last one; and the guest may begin anew before that.
+    guest.call(op::DESTROY, ROOT, &[]).unwrap();
+    slow.end(Err(Errno::IO));
+    slow.until(|state| state.released == 1);
+}
+
+/// Who opened a file for reading does not write to it, also where the back end would let it.
+#[test]
+fn a_file_that_was_opened_for_reading_is_not_written() {
+    let slow = Slow::new(Waiting::Nobody);
+    let host = Host::of(slow.clone(), Options::default(), scratch());
+    let mut guest = host.guest(config());
+    let (node, _) = create(&mut guest, 1, ROOT, b"f");
+    let opened = guest.call(op::OPEN, node, &[OpenIn::default().as_bytes()]).unwrap();
+    let (open, _) = OpenOut::read_from_prefix(&opened.body).unwrap();
+    let fh = open.fh.get();
+    let wrote = guest.call_on(1, op::WRITE, node, &[&write_in(fh, 0, 4)], b"mine", 0).unwrap();
+    assert_eq!(wrote.error, -libc::EBADF);
+    let arg = FallocateIn { fh: fh.into(), length: 10.into(), ..FallocateIn::default() };
+    assert_eq!(guest.call(op::FALLOCATE, node, &[arg.as_bytes()]).unwrap().error, -libc::EBADF);
+    assert!(slow.state.lock().unwrap().begun.is_empty());
+}
+
+/// A guest that makes one descriptor available again and again, which has not come back, has no more under way than the ring has
+/// descriptors; and all come back in the end.
+#[test]
+fn no_more_is_under_way_than_there_are_descriptors() {
+    let slow = Slow::new(Waiting::Nobody);
+    let host = Host::of(slow.clone(), Options::default(), scratch());
+    let mut guest = host.guest(Config { size: 64, slots: 4, ..Config::default() });
+    let (node, fh) = create(&mut guest, 1, ROOT, b"f");
+    let arg = FsyncIn { fh: fh.into(), ..FsyncIn::default() };
+    let request = guest.request(op::FSYNC, node, &[arg.as_bytes()], 0);
+    let queue = &mut guest.queues[1];
+    let head = queue.prepare(1, &request, &[], PAGE, 0);
+    for _ in 0..3 {
+        for _ in 0..32 {
+            queue.offer(head);
+        }
+        queue.kick_anyway();
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    slow.until(|state| state.begun.len() == 64);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(slow.state.lock().unwrap().begun.len(), 64);
+    for _ in 0..96 {
+        slow.until(|state| !state.begun.is_empty());
+        slow.end(Ok(()));
+    }
+    for _ in 0..96 {
+        assert_eq!(guest.queues[1].wait().unwrap().0, head);
+    }
+    let asked = guest.call(op::GETATTR, ROOT, &[GetattrIn::default().as_bytes()]).unwrap();
+    assert_eq!(asked.error, 0);
 }

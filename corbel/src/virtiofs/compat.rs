@@ -177,16 +177,17 @@ impl Named {
         let place = place.canonicalize().ok()?;
         let device = place.metadata().ok()?.dev();
         let mounts = crate::run::volumes().ok()?;
-        let mut all = mounts.into_iter().rev();
-        let (socket, dir) = all.find_map(|(source, mount)| {
-            let within = place.strip_prefix(&mount).ok()?;
-            // Not one of a snapshot, or of a directory that was bound elsewhere; and nothing may be mounted in between.
-            let whole = mount
-                .metadata()
-                .is_ok_and(|root| root.dev() == device && root.ino() == InodeId::ROOT.0);
-            let socket = PathBuf::from(OsString::from_vec(source));
-            (whole && is_socket(&socket)).then(|| (socket, Path::new("/").join(within)))
-        })?;
+        // The one that it is in; not one above that.
+        let above = |(_, mount): &(_, PathBuf)| place.starts_with(mount);
+        let (source, mount) = mounts.into_iter().rev().find(above)?;
+        // Not one of a snapshot, or of a directory that was bound elsewhere; and nothing may be mounted in between.
+        let root = mount.metadata().ok()?;
+        let whole = root.dev() == device && root.ino() == InodeId::ROOT.0;
+        let socket = PathBuf::from(OsString::from_vec(source));
+        if !whole || !is_socket(&socket) {
+            return None;
+        }
+        let dir = Path::new("/").join(place.strip_prefix(&mount).ok()?);
         let flags = rustix::fs::statvfs(&place).ok()?.f_flag;
         let readonly = flags.contains(rustix::fs::StatVfsMountFlags::RDONLY);
         Some(Self { readonly, ..Self::new(Backend::Corbel, Some(socket), Some(dir)) })
@@ -259,12 +260,15 @@ impl VirtiofsArgs {
     /// Serves what a source names; that of a back end which is said need not name that.
     fn serve(&mut self, place: PathBuf) -> Result<()> {
         let named = match self.backend {
-            Some(backend @ (Backend::Kv | Backend::Nfs)) => Named::new(backend, Some(place), None),
+            Some(backend @ (Backend::Kv | Backend::Nfs | Backend::Lib)) => {
+                Named::new(backend, Some(place), None)
+            }
+            Some(Backend::Null) => Named::new(Backend::Null, None, None),
             Some(Backend::Corbel) if !is_socket(&place) => {
                 Named::new(Backend::Corbel, None, Some(place))
             }
             Some(Backend::Dir) => Named::new(Backend::Dir, None, Some(place)),
-            Some(_) | None => Named::of(&place),
+            Some(Backend::Corbel) | None => Named::of(&place),
         };
         self.backend = Some(named.backend);
         self.source = named.source;

@@ -51,7 +51,8 @@ fn a_back_end_in_c_serves_a_guest() {
             assert_eq!(guest.reply(1, slot, written, 4096).expect("a reply").error, 0);
         }
         // A node that it was not told of it cannot name, whatever the library thinks of that.
-        let asked = guest.call(op::GETATTR, 99, &[GetattrIn::default().as_bytes()]).expect("a reply");
+        let asked =
+            guest.call(op::GETATTR, 99, &[GetattrIn::default().as_bytes()]).expect("a reply");
         assert_eq!(asked.error, -libc::ESTALE);
     }
     let source = format!("lib:{}#0", library.display());

@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::pages::For;
 use super::parse::Args;
-use super::reply::{Answer, LaterReply, ReplySink, ended, ended_with};
+use super::reply::{Answer, LaterReply, ReplySink, ended_with};
 use super::server::{Call, IO_BYTES_MAX, Server};
 use super::wire::{
     CopyFileRangeIn, CreateIn, Dirent, EntryOut, FOPEN_DIRECT_IO, FOPEN_KEEP_CACHE,
@@ -157,9 +157,9 @@ impl<F: FileSystem + ?Sized> Server<F> {
     ) -> Result<Answer> {
         let arg: &ReleaseIn = args.take()?;
         args.end()?;
-        let opened = self.unregister(arg.fh.get(), call.ino).ok_or(Errno::BADF)?;
+        let entry = self.unregister(arg.fh.get(), call.ino).ok_or(Errno::BADF)?;
         self.unlock_handle(call.ino, arg.fh.get());
-        self.fs.release(opened.handle);
+        self.give_back(entry);
         Ok(Answer::Empty)
     }
 
@@ -179,11 +179,18 @@ impl<F: FileSystem + ?Sized> Server<F> {
             && self.sees_no_cache()
             && let Some(later) = sink.hold(asked, false)
         {
-            self.counters.bytes_read.fetch_add(asked as u64, Ordering::Relaxed);
-            let unique = call.unique;
-            let end = move |read: Result<Vec<u8>>| match read {
-                Ok(data) => ended_with(later, unique, &data[..data.len().min(asked)]),
-                Err(error) => ended(later, unique, Err(error)),
+            let (unique, used) = (call.unique, opened.used.clone());
+            let counters = self.counters.clone();
+            let end = move |read: Result<Vec<u8>>| {
+                match read {
+                    Ok(data) => {
+                        let data = &data[..data.len().min(asked)];
+                        counters.bytes_read.fetch_add(data.len() as u64, Ordering::Relaxed);
+                        ended_with(later, unique, data);
+                    }
+                    Err(error) => counters.ended(later, unique, Err(error)),
+                }
+                drop(used);
             };
             self.fs.begin_read(opened.handle, from, asked, Box::new(end));
             return Ok(Answer::Silent);
@@ -216,7 +223,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         {
             return Err(Errno::INVAL);
         }
-        let opened = self.opened(arg.fh.get(), call.ino)?;
+        let opened = self.opened(arg.fh.get(), call.ino)?.writes()?;
         let at = offset(arg.offset.get())?;
         let flags = arg.write_flags.get();
         // Pages of a shared mapping: without a write-back cache the kernel keeps no others.
@@ -228,18 +235,20 @@ impl<F: FileSystem + ?Sized> Server<F> {
             && flags & WRITE_KILL_SUIDGID == 0
             && let Some(later) = sink.hold(len, false)
         {
-            self.counters.bytes_written.fetch_add(len as u64, Ordering::Relaxed);
+            let (unique, used) = (call.unique, opened.used.clone());
+            let counters = self.counters.clone();
             let data = if call.data.is_empty() { inline.to_vec() } else { gather(call.data) };
-            let unique = call.unique;
             let end = move |written: Result<Written>| {
                 let size = written.and_then(|w| u32::try_from(w.len.min(len)).or(Err(Errno::IO)));
                 match size {
                     Ok(size) => {
+                        counters.bytes_written.fetch_add(size.into(), Ordering::Relaxed);
                         let out = WriteOut { size: size.into(), ..WriteOut::default() };
                         ended_with(later, unique, out.as_bytes());
                     }
-                    Err(error) => ended(later, unique, Err(error)),
+                    Err(error) => counters.ended(later, unique, Err(error)),
                 }
+                drop(used);
             };
             self.fs.begin_write(opened.handle, at, data, append, Box::new(end));
             return Ok(Answer::Silent);
@@ -295,13 +304,17 @@ impl<F: FileSystem + ?Sized> Server<F> {
             self.fs.fsync(handle, data_only)?;
             return Ok(Answer::Empty);
         };
-        let unique = call.unique;
+        let (unique, used) = (call.unique, self.used(arg.fh.get())?);
+        let counters = self.counters.clone();
+        let end = move |done| {
+            counters.ended(later, unique, done);
+            drop(used);
+        };
         if self.waiting == Waiting::Nobody {
-            let end = Box::new(move |done| ended(later, unique, done));
-            self.fs.begin_fsync(handle, data_only, end);
+            self.fs.begin_fsync(handle, data_only, Box::new(end));
         } else {
             let fs = self.fs.clone();
-            self.syncs.push(Box::new(move || ended(later, unique, fs.fsync(handle, data_only))));
+            self.syncs.push(Box::new(move || end(fs.fsync(handle, data_only))));
         }
         Ok(Answer::Silent)
     }
@@ -331,16 +344,21 @@ impl<F: FileSystem + ?Sized> Server<F> {
             self.fs.fsync_inode(&call.caller, ino)?;
             return Ok(Answer::Empty);
         };
-        let unique = call.unique;
+        let (unique, counters) = (call.unique, self.counters.clone());
         if self.waiting == Waiting::Nobody {
-            let end = Box::new(move |done| ended(later, unique, done));
-            self.fs.begin_fsync_inode(&call.caller, ino, end);
+            let fs = self.fs.clone();
+            let used = self.syncs.at_last(Box::new(move || drop(fs)));
+            let end = move |done| {
+                counters.ended(later, unique, done);
+                drop(used);
+            };
+            self.fs.begin_fsync_inode(&call.caller, ino, Box::new(end));
         } else {
             let (fs, uid, gid, pid) =
                 (self.fs.clone(), call.caller.uid, call.caller.gid, call.caller.pid);
             self.syncs.push(Box::new(move || {
                 let caller = Caller { uid, gid, groups: &[], pid, umask: 0 };
-                ended(later, unique, fs.fsync_inode(&caller, ino));
+                counters.ended(later, unique, fs.fsync_inode(&caller, ino));
             }));
         }
         Ok(Answer::Silent)
@@ -386,7 +404,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
     ) -> Result<Answer> {
         let arg: &FallocateIn = args.take()?;
         args.end()?;
-        let opened = self.opened(arg.fh.get(), call.ino)?;
+        let opened = self.opened(arg.fh.get(), call.ino)?.writes()?;
         let (at, len) = (offset(arg.offset.get())?, arg.length.get());
         let end = at.checked_add(len).ok_or(Errno::FBIG)?;
         if len == 0 {
@@ -410,7 +428,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let arg: &CopyFileRangeIn = args.take()?;
         args.end()?;
         let from = self.opened(arg.fh_in.get(), call.ino)?;
-        let to = self.opened(arg.fh_out.get(), InodeId(arg.nodeid_out.get()))?;
+        let to = self.opened(arg.fh_out.get(), InodeId(arg.nodeid_out.get()))?.writes()?;
         let (from_offset, to_offset) = (offset(arg.off_in.get())?, offset(arg.off_out.get())?);
         if arg.flags.get() != 0 {
             return Err(Errno::INVAL);
@@ -494,8 +512,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
     ) -> Result<Answer> {
         let arg: &ReleaseIn = args.take()?;
         args.end()?;
-        if let Some(opened) = self.unregister(arg.fh.get(), call.ino) {
-            self.fs.release(opened.handle);
+        if let Some(entry) = self.unregister(arg.fh.get(), call.ino) {
+            self.give_back(entry);
         }
         Ok(Answer::Empty)
     }

@@ -50,15 +50,7 @@ pub trait LaterReply: Send {
     }
 }
 
-/// The answer to a request, `unique`, that was begun: without data.
-pub(super) fn ended(later: Box<dyn LaterReply>, unique: u64, result: client::fs::Result<()>) {
-    match result {
-        Ok(()) => ended_with(later, unique, &[]),
-        Err(error) => later.send(OutHeader::alone(unique, -i32::from(error.0)).as_bytes()),
-    }
-}
-
-/// The same with data.
+/// The answer to a request, `unique`, that was begun: with data.
 pub(super) fn ended_with(later: Box<dyn LaterReply>, unique: u64, data: &[u8]) {
     let len = u32::try_from(size_of::<OutHeader>() + data.len()).unwrap_or(0);
     let head = OutHeader { len: len.into(), error: 0.into(), unique: unique.into() };

@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use base::{Errno, InodeId};
 use client::fs::{
-    Attr, Caching, Caller, FileSystem, Handle, Invalidate, Lock, O_ACCMODE, O_DSYNC, O_WRONLY,
-    Waiting,
+    Attr, Caching, Caller, FileSystem, Handle, Invalidate, Lock, O_ACCMODE, O_DSYNC, O_RDONLY,
+    O_WRONLY, Waiting,
 };
 use client::fs::{Result, S_IFREG};
 use zerocopy::{FromBytes, IntoBytes};
@@ -28,8 +28,8 @@ use super::groups::GroupCache;
 use super::locks::{Locks, Owner as LockOwner};
 use super::pages::{For, Table, Verdict, unseen};
 use super::parse::{Args, Request};
-use super::reply::{Answer, CACHE_SECONDS, ReplySink, entry_out};
-use super::syncs::Syncs;
+use super::reply::{Answer, CACHE_SECONDS, LaterReply, ReplySink, ended_with, entry_out};
+use super::syncs::{AtLast, Syncs};
 use super::virtual_dir;
 use super::wire::{EntryOut, InHeader, InitIn, InitInExt, InitOut, MAJOR, MINOR, MINOR_MIN};
 use super::wire::{OpenOut, OutHeader, init, op};
@@ -208,6 +208,19 @@ pub(super) struct Counters {
     pub bytes_copied: AtomicU64,
 }
 
+impl Counters {
+    /// The answer to a request, `unique`, that was begun and has no data.
+    pub(super) fn ended(&self, later: Box<dyn LaterReply>, unique: u64, result: Result<()>) {
+        match result {
+            Ok(()) => ended_with(later, unique, &[]),
+            Err(error) => {
+                self.errors.fetch_add(1, Ordering::Relaxed);
+                later.send(OutHeader::alone(unique, -i32::from(error.0)).as_bytes());
+            }
+        }
+    }
+}
+
 impl Default for Counters {
     fn default() -> Self {
         let zero = AtomicU64::default;
@@ -224,7 +237,7 @@ impl Default for Counters {
 }
 
 /// An open file: the file system's handle and the inode that it must be used with.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone)]
 pub(super) struct Opened {
     pub handle: Handle,
     pub ino: InodeId,
@@ -236,6 +249,22 @@ pub(super) struct Opened {
     pub reads: bool,
     /// As it was opened.
     pub flags: u32,
+    /// Keeps the handle as long as somebody is at it, where the file system relies on that ([`Waiting::Nobody`]).
+    pub used: Option<Arc<AtLast>>,
+}
+
+impl Opened {
+    /// The same if it was opened for writing. A kernel sees to that itself; a guest that means harm does not.
+    pub(super) fn writes(self) -> Result<Self> {
+        if self.flags & O_ACCMODE == O_RDONLY { Err(Errno::BADF) } else { Ok(self) }
+    }
+}
+
+/// What is remembered of it.
+pub(super) struct Entry {
+    opened: Opened,
+    /// Gives the handle back at last, where requests may be begun that go on when the kernel has given it back.
+    used: Option<Arc<AtLast>>,
 }
 
 /// One request on its way through a handler.
@@ -278,7 +307,7 @@ const fn by_number(opcode: u32) -> bool {
 pub struct Server<F: FileSystem + ?Sized> {
     pub(super) fs: Arc<F>,
     pub(super) options: Options,
-    pub(super) counters: Counters,
+    pub(super) counters: Arc<Counters>,
     /// INIT was agreed upon.
     ready: AtomicBool,
     /// What the kernel may cache: what the file system promises, if the kernel is new enough.
@@ -289,7 +318,7 @@ pub struct Server<F: FileSystem + ?Sized> {
     io_uring: AtomicBool,
     groups: GroupCache,
     pub(super) callers: Callers,
-    opened: RwLock<HashMap<u64, Opened>>,
+    opened: RwLock<HashMap<u64, Entry>>,
     last_handle: AtomicU64,
     pub(super) locks: Locks,
     pub(super) syncs: Syncs,
@@ -322,7 +351,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         Self {
             fs,
             options,
-            counters: Counters::default(),
+            counters: Arc::default(),
             ready: AtomicBool::new(false),
             caching: OnceLock::new(),
             direct_writes: AtomicBool::new(false),
@@ -490,8 +519,8 @@ impl<F: FileSystem + ?Sized> Server<F> {
             }
             _ => return,
         };
-        if let Some(opened) = open.and_then(|open| self.unregister(open.fh.get(), ino)) {
-            self.fs.release(opened.handle);
+        if let Some(entry) = open.and_then(|open| self.unregister(open.fh.get(), ino)) {
+            self.give_back(entry);
         }
         if let Some(entry) = entry {
             self.uncount_lookup(InodeId(entry.nodeid.get()), 1);
@@ -866,9 +895,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         self.unlock_all();
         let opened =
             std::mem::take(&mut *self.opened.write().unwrap_or_else(PoisonError::into_inner));
-        for opened in opened.into_values() {
-            self.fs.release(opened.handle);
-        }
+        opened.into_values().for_each(|entry| self.give_back(entry));
         for ino in self.known.take_all() {
             self.forget_inode(ino);
         }
@@ -901,8 +928,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             };
             let (direct, reads) = (false, flags & O_ACCMODE != O_WRONLY);
             let appends = goes_past_to_append(flags);
-            let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
-            opened.insert(fh, Opened { handle, ino, direct, appends, reads, flags });
+            self.insert(fh, Opened { handle, ino, direct, appends, reads, flags, used: None });
         }
         // Before that somebody else may hold them open: what has no name lives as long as that.
         let unlocked = self.resume_locks(locked, secret);
@@ -914,8 +940,11 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// way.
     pub fn state(&self) -> (Vec<(InodeId, u64)>, Vec<OpenFile>) {
         let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
-        let opened =
-            opened.iter().map(|(fh, open)| OpenFile { fh: *fh, ino: open.ino, flags: open.flags });
+        let opened = opened.iter().map(|(fh, Entry { opened: open, .. })| OpenFile {
+            fh: *fh,
+            ino: open.ino,
+            flags: open.flags,
+        });
         (self.known.all(), opened.collect())
     }
 
@@ -924,9 +953,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let fh = self.last_handle.fetch_add(1, Ordering::Relaxed) + 1;
         let (direct, reads) = (self.goes_direct(flags), flags & O_ACCMODE != O_WRONLY);
         let appends = goes_past_to_append(flags);
-        let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
-        opened.insert(fh, Opened { handle, ino, direct, appends, reads, flags });
-        drop(opened);
+        self.insert(fh, Opened { handle, ino, direct, appends, reads, flags, used: None });
         if let Some(ledger) = &self.options.ledger {
             ledger.opened(&OpenFile { fh, ino, flags });
         }
@@ -936,13 +963,42 @@ impl<F: FileSystem + ?Sized> Server<F> {
     /// The open file `fh` of inode `ino`.
     pub(super) fn opened(&self, fh: u64, ino: InodeId) -> Result<Opened> {
         let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
-        opened.get(&fh).copied().filter(|o| o.ino == ino).ok_or(Errno::BADF)
+        let entry = opened.get(&fh).filter(|entry| entry.opened.ino == ino).ok_or(Errno::BADF)?;
+        let used = entry.used.as_ref().filter(|_| self.waiting == Waiting::Nobody);
+        Ok(Opened { used: used.cloned(), ..entry.opened.clone() })
     }
 
-    /// Takes an open file out of the table.
-    pub(super) fn unregister(&self, fh: u64, ino: InodeId) -> Option<Opened> {
+    /// What keeps the handle of an open file until a request that is begun has ended.
+    pub(super) fn used(&self, fh: u64) -> Result<Arc<AtLast>> {
+        let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
+        opened.get(&fh).and_then(|entry| entry.used.clone()).ok_or(Errno::BADF)
+    }
+
+    fn insert(&self, fh: u64, opened: Opened) {
+        let used = (self.waiting != Waiting::Each).then(|| {
+            let (fs, handle) = (self.fs.clone(), opened.handle);
+            self.syncs.at_last(Box::new(move || fs.release(handle)))
+        });
+        let mut all = self.opened.write().unwrap_or_else(PoisonError::into_inner);
+        all.insert(fh, Entry { opened, used });
+    }
+
+    /// Gives a handle back to the file system: now, or when what was begun with it has ended.
+    pub(super) fn give_back(&self, entry: Entry) {
+        match entry.used {
+            // Nothing is under way: as others do.
+            Some(used) => match Arc::try_unwrap(used) {
+                Ok(used) => used.now(),
+                Err(used) => drop(used),
+            },
+            None => self.fs.release(entry.opened.handle),
+        }
+    }
+
+    /// Takes an open file out of the table; what is left to do is [`give_back`](Self::give_back).
+    pub(super) fn unregister(&self, fh: u64, ino: InodeId) -> Option<Entry> {
         let mut opened = self.opened.write().unwrap_or_else(PoisonError::into_inner);
-        if opened.get(&fh)?.ino != ino {
+        if opened.get(&fh)?.opened.ino != ino {
             return None;
         }
         if let Some(ledger) = &self.options.ledger {

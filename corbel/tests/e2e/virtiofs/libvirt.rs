@@ -169,9 +169,12 @@ fn a_source_of_libvirt_may_be_a_tenants_directory_of_the_volume() {
     let mut snapshot = limited();
     snapshot.arg(CORBEL).args(["snapshot", "--socket"]).arg(&node).args(["create", "then"]);
     text(&snapshot.output().expect("it starts"));
-    let points = ["ro", "then", "bound"].map(|name| cluster.path(name));
-    for (point, option) in points.iter().zip(["ro", "snapshot=then", ""]) {
-        std::fs::create_dir(point).expect("a directory");
+    let [ro, then, bound] = ["ro", "then", "bound"].map(|name| cluster.path(name));
+    // Bound elsewhere, and within the volume, where by its path it would be another directory of that.
+    let points = [ro, then, bound, cluster.mount(2).join("other")];
+    std::fs::create_dir_all(points[3].join("one")).expect("a directory");
+    for (point, option) in points.iter().zip(["ro", "snapshot=then", "", ""]) {
+        std::fs::create_dir_all(point).expect("a directory");
         let mut mount = limited();
         if option.is_empty() {
             mount.args(["mount", "--bind"]).arg(cluster.mount(2).join("tenants")).arg(point);
@@ -184,14 +187,19 @@ fn a_source_of_libvirt_may_be_a_tenants_directory_of_the_volume() {
         (&points[0], "tenants/one", true),
         (&points[1], "tenants/one", false),
         (&points[2], "one", false),
+        (&points[3], "one", false),
     ] {
-        let (dir, socket) = (point.join(dir).display().to_string(), point.with_extension("fs"));
+        let socket = cluster.path("fs").with_extension(point.file_name().expect("a name"));
+        let dir = point.join(dir).display().to_string();
         let mut device = start(&program, &socket, &["--shared-dir", &dir]);
         assert_eq!(device.flags & init::POSIX_LOCKS != 0, by_node, "{dir}");
         let guest = &mut device.guest;
-        found(guest, ROOT, "f0");
-        let gone = guest.call(op::UNLINK, ROOT, &[b"f0\0"]).expect("a reply").error;
-        assert_eq!(gone, if dir.contains("bound") { 0 } else { -libc::EROFS }, "{dir}");
+        let name = if point == &points[3] { "f1" } else { "f0" };
+        found(guest, ROOT, name);
+        let name = [name.as_bytes(), b"\0"].concat();
+        let gone = guest.call(op::UNLINK, ROOT, &[&name]).expect("a reply").error;
+        let is_bound = points[2..].contains(point);
+        assert_eq!(gone, if is_bound { 0 } else { -libc::EROFS }, "{dir}");
     }
     for point in &points {
         assert!(limited().arg("umount").arg(point).status().expect("it starts").success());
