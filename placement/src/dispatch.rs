@@ -13,7 +13,7 @@ mod work;
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::sync_channel;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::engine::{self, Engine};
@@ -26,7 +26,7 @@ const AT_ONCE: u64 = 50_000;
 /// One task in so many is given to another thread although that seems to take longer than it does.
 const PROBES: u64 = 64;
 /// One task in so many is timed, when enough were.
-const TIMED: u64 = 8;
+const TIMED: u64 = 32;
 const TIMED_ALL: u64 = 64;
 /// Failures one after the other after which an accelerator stands aside,
 const FAILURES: u64 = 3;
@@ -83,6 +83,33 @@ pub trait Accelerator: Send + Sync {
     fn expected(&self) -> (u64, u64);
 }
 
+/// One that somebody else has as well.
+impl<A: Accelerator + ?Sized> Accelerator for Arc<A> {
+    fn name(&self) -> &str {
+        (**self).name()
+    }
+
+    fn can(&self, work: &Work) -> bool {
+        (**self).can(work)
+    }
+
+    fn run(&self, work: &mut Work) -> Result<(), String> {
+        (**self).run(work)
+    }
+
+    fn is_cpu(&self) -> bool {
+        (**self).is_cpu()
+    }
+
+    fn lanes(&self) -> usize {
+        (**self).lanes()
+    }
+
+    fn expected(&self) -> (u64, u64) {
+        (**self).expected()
+    }
+}
+
 /// An engine of the CPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Cpu(pub &'static dyn Engine);
@@ -114,14 +141,18 @@ impl Accelerator for Cpu {
     }
 }
 
-/// What is told when work has ended: the work with its buffers, and how it ended; with success, by whom.
-pub type Done = Box<dyn FnOnce(Work, Result<Arc<str>, Failure>) + Send>;
+/// What is told when work has ended: the work with its buffers, and how it ended; with success, by whom: the place of its
+/// [`Account`].
+pub type Done = Box<dyn FnOnce(Work, Result<usize, Failure>) + Send>;
 
 /// An accelerator, and what is known of it.
 struct Member {
-    accelerator: Arc<dyn Accelerator>,
+    accelerator: Box<dyn Accelerator>,
     name: Arc<str>,
-    queue: Arc<Queue>,
+    is_cpu: bool,
+    /// Nanoseconds for a task, whatever it is.
+    for_any: u64,
+    queue: Queue,
     /// Picoseconds for a unit, by kind of work.
     per_unit: [AtomicU64; Work::KINDS],
     failures: AtomicU64,
@@ -144,7 +175,8 @@ pub struct Account {
 }
 
 struct Inner {
-    members: RwLock<Vec<Arc<Member>>>,
+    /// From the first on, as many as were added: who submits looks at them without a lock.
+    members: [OnceLock<Member>; MEMBERS_MAX],
     begun: Instant,
 }
 
@@ -163,22 +195,25 @@ impl Default for Dispatcher {
     /// The best engine of this CPU, and the portable one.
     fn default() -> Self {
         let dispatcher = Self::new();
-        dispatcher.add(Arc::new(Cpu(engine::best())));
+        dispatcher.add(Cpu(engine::best()));
         if let Ok(portable) = engine::select(engine::Choice::Portable)
             && portable.name() != engine::best().name()
         {
-            dispatcher.add(Arc::new(Cpu(portable)));
+            dispatcher.add(Cpu(portable));
         }
         dispatcher
     }
 }
 
 impl Member {
-    fn new(accelerator: Arc<dyn Accelerator>) -> Self {
-        let per_unit = accelerator.expected().1.saturating_mul(1000) / 1024;
+    fn new(accelerator: Box<dyn Accelerator>) -> Self {
+        let (for_any, per_units) = accelerator.expected();
+        let per_unit = per_units.saturating_mul(1000) / 1024;
         Self {
             name: accelerator.name().into(),
-            queue: Arc::default(),
+            is_cpu: accelerator.is_cpu(),
+            for_any,
+            queue: Queue::default(),
             per_unit: std::array::from_fn(|_| AtomicU64::new(per_unit.max(1))),
             failures: AtomicU64::new(0),
             aside_until: AtomicU64::new(0),
@@ -190,11 +225,11 @@ impl Member {
     /// Nanoseconds that it should take for so much work of a kind, once begun.
     fn takes(&self, kind: usize, units: u64) -> u64 {
         let per_unit = self.per_unit[kind].load(Ordering::Relaxed);
-        self.accelerator.expected().0.saturating_add(units.saturating_mul(per_unit) / 1000)
+        self.for_any.saturating_add(units.saturating_mul(per_unit) / 1000)
     }
 
     fn learn(&self, kind: usize, units: u64, took: u64) {
-        let took = took.saturating_sub(self.accelerator.expected().0);
+        let took = took.saturating_sub(self.for_any);
         let seen = (took.saturating_mul(1000) / units.max(1)).max(1);
         let old = self.per_unit[kind].load(Ordering::Relaxed);
         // One that was held up once is not slow.
@@ -203,64 +238,75 @@ impl Member {
     }
 }
 
+/// An accelerator's number, what is known of it, and whether the task is done at once.
+type Chosen<'a> = (usize, &'a Member, bool);
 /// Which accelerators have tried, by number.
 type Tried = u64;
+/// Accelerators at most.
+const MEMBERS_MAX: usize = Tried::BITS as usize;
 
 impl Dispatcher {
     /// One without accelerators.
     pub fn new() -> Self {
-        Self { inner: Arc::new(Inner { members: RwLock::default(), begun: Instant::now() }) }
+        let members = [const { OnceLock::new() }; MEMBERS_MAX];
+        Self { inner: Arc::new(Inner { members, begun: Instant::now() }) }
     }
 
     /// One more, at most 64.
-    pub fn add(&self, accelerator: Arc<dyn Accelerator>) {
-        let mut members = self.inner.members.write().unwrap_or_else(PoisonError::into_inner);
-        if members.len() < Tried::BITS as usize {
-            members.push(Arc::new(Member::new(accelerator)));
+    pub fn add(&self, accelerator: impl Accelerator + 'static) {
+        let mut member = Member::new(Box::new(accelerator));
+        for place in &self.inner.members {
+            match place.set(member) {
+                Ok(()) => return,
+                Err(back) => member = back,
+            }
         }
     }
 
     /// What each has done.
     pub fn accounts(&self) -> Vec<Account> {
         let now = self.inner.now();
-        let members = self.inner.members.read().unwrap_or_else(PoisonError::into_inner);
-        let account = |member: &Arc<Member>| Account {
+        let account = |member: &Member| Account {
             name: Arc::clone(&member.name),
             done: member.done.load(Ordering::Relaxed),
             aside: member.aside_until.load(Ordering::Relaxed) > now,
             waiting: member.queue.waiting(),
         };
-        members.iter().map(account).collect()
+        self.inner.members().map(account).collect()
     }
 
     /// Takes work; `done` is called once, here or in another thread, and must not wait.
-    pub fn submit(&self, work: Work, done: Done) {
+    pub fn submit(
+        &self,
+        work: Work,
+        done: impl FnOnce(Work, Result<usize, Failure>) + Send + 'static,
+    ) {
         match work.check() {
-            Ok(()) => self.inner.give(Job { task: Task::new(work), done }),
+            Ok(()) => self.inner.give(Task::new(work), done),
             Err(what) => done(work, Err(Failure::Shape(what))),
         }
     }
 
     /// Does work, and waits for it. What the CPU is chosen for is done in this thread.
-    pub fn run(&self, work: Work) -> (Work, Result<Arc<str>, Failure>) {
+    pub fn run(&self, work: Work) -> (Work, Result<usize, Failure>) {
         if let Err(what) = work.check() {
             return (work, Err(Failure::Shape(what)));
         }
         let mut task = Task::new(work);
         loop {
-            let Some((member, at_once)) = self.inner.choose(&mut task, true) else {
+            let Some((i, member, at_once)) = self.inner.choose(&mut task, true) else {
                 let failure = self.inner.failure(&mut task);
                 return (task.work, Err(failure));
             };
             if at_once {
-                if self.inner.attempt(&member, &mut task) {
-                    return (task.work, Ok(Arc::clone(&member.name)));
+                if self.inner.attempt(member, &mut task) {
+                    return (task.work, Ok(i));
                 }
                 continue;
             }
             let (to, from) = sync_channel(1);
             let done: Done = Box::new(move |work, result| drop(to.send((work, result))));
-            member.queue.push(Job { task, done }, &self.inner, &member);
+            member.queue.push(Job { task, done }, &self.inner, i);
             // Who takes a job ends it.
             return from.recv().expect("a job is always ended");
         }
@@ -273,19 +319,28 @@ impl Inner {
     }
 
     /// Gives a job to whoever should be through with it first, of those that have not tried; and ends it if there is nobody.
-    fn give(self: &Arc<Self>, mut job: Job) {
+    /// Memory for who is told is taken only where the job is queued.
+    fn give(
+        self: &Arc<Self>,
+        mut task: Task,
+        done: impl FnOnce(Work, Result<usize, Failure>) + Send + 'static,
+    ) {
         loop {
-            let Some((member, at_once)) = self.choose(&mut job.task, false) else {
-                let failure = self.failure(&mut job.task);
-                return (job.done)(job.task.work, Err(failure));
+            let Some((i, member, at_once)) = self.choose(&mut task, false) else {
+                let failure = self.failure(&mut task);
+                return done(task.work, Err(failure));
             };
             if !at_once {
-                return member.queue.push(job, self, &member);
+                return member.queue.push(Job { task, done: Box::new(done) }, self, i);
             }
-            if self.attempt(&member, &mut job.task) {
-                return (job.done)(job.task.work, Ok(Arc::clone(&member.name)));
+            if self.attempt(member, &mut task) {
+                return done(task.work, Ok(i));
             }
         }
+    }
+
+    fn members(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().map_while(OnceLock::get)
     }
 
     /// Why nobody does a task.
@@ -293,19 +348,17 @@ impl Inner {
         if let Some(what) = task.last.take() {
             return Failure::Failed(what);
         }
-        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
-        let can_any = members.iter().any(|member| member.accelerator.can(&task.work));
+        let can_any = self.members().any(|member| member.accelerator.can(&task.work));
         if can_any { Failure::Busy } else { Failure::Nobody }
     }
 
     /// Who should be through with it first, of those that have not tried, and whether it is done at once. One that stands aside
     /// is taken where there is no other. Whoever is chosen has tried from then on. `waits`: the caller does nothing else
     /// meanwhile.
-    fn choose(&self, task: &mut Task, waits: bool) -> Option<(Arc<Member>, bool)> {
+    fn choose(&self, task: &mut Task, waits: bool) -> Option<Chosen<'_>> {
         let (kind, units) = (task.kind, task.units);
-        let members = self.members.read().unwrap_or_else(PoisonError::into_inner);
-        let mut best: Option<((bool, u64), usize, bool)> = None;
-        for (i, member) in members.iter().enumerate() {
+        let mut best: Option<((bool, u64), Chosen<'_>)> = None;
+        for (i, member) in self.members().enumerate() {
             if task.tried & (1 << i) != 0 || !member.accelerator.can(&task.work) {
                 continue;
             }
@@ -314,7 +367,7 @@ impl Inner {
             // What a wake-up takes is seen where somebody is woken: now and then, also where that took long the last time.
             let probes = member.done.load(Ordering::Relaxed).is_multiple_of(PROBES);
             let short = takes <= AT_ONCE || takes <= 2 * waking && !probes;
-            let at_once = member.accelerator.is_cpu() && (waits || short);
+            let at_once = member.is_cpu && (waits || short);
             if !at_once && member.queue.waiting() >= QUEUE_MAX {
                 continue;
             }
@@ -326,13 +379,13 @@ impl Inner {
             };
             let until = member.aside_until.load(Ordering::Relaxed);
             let aside = until != 0 && until > self.now();
-            if best.is_none_or(|(key, _, _)| (aside, end) < key) {
-                best = Some(((aside, end), i, at_once));
+            if best.is_none_or(|(key, _)| (aside, end) < key) {
+                best = Some(((aside, end), (i, member, at_once)));
             }
         }
-        let (_, i, at_once) = best?;
-        task.tried |= 1 << i;
-        Some((Arc::clone(&members[i]), at_once))
+        let (_, chosen) = best?;
+        task.tried |= 1 << chosen.0;
+        Some(chosen)
     }
 
     /// Lets one do a task; whether it did.
@@ -370,7 +423,6 @@ impl Inner {
 impl Drop for Dispatcher {
     /// What was submitted is done first.
     fn drop(&mut self) {
-        let members = self.inner.members.read().unwrap_or_else(PoisonError::into_inner);
-        members.iter().for_each(|member| member.queue.end());
+        self.inner.members().for_each(|member| member.queue.end());
     }
 }

@@ -297,7 +297,7 @@ fn dispatch_of(run: &Run, of: &str, chunk: usize) -> [f64; 3] {
         other => panic!("a task failed: {other:?}"),
     };
     let dispatcher = Dispatcher::new();
-    dispatcher.add(Arc::new(Cpu(run.engine)));
+    dispatcher.add(Cpu(run.engine));
     // The same buffers by turns: what is in the cache for one is there for the other.
     let one = std::cell::RefCell::new(vec![stripe()]);
     direct(&mut one.borrow_mut());
@@ -321,12 +321,12 @@ fn dispatch_of(run: &Run, of: &str, chunk: usize) -> [f64; 3] {
         let stripes = std::mem::take(&mut *one.borrow_mut());
         let to = Arc::clone(&event);
         let told = move |work, result: std::result::Result<_, _>| to.tell((work, result.is_ok()));
-        dispatcher.submit(work(stripes), Box::new(told));
+        dispatcher.submit(work(stripes), told);
         let (work, is_ok) = event.wait();
         *one.borrow_mut() = done(work, is_ok);
     }));
     let queued = Dispatcher::new();
-    queued.add(Arc::new(Behind(Cpu(run.engine))));
+    queued.add(Behind(Cpu(run.engine)));
     let tasks = FLOW / (BATCH * K * chunk);
     let (over, ended) = std::sync::mpsc::channel();
     let flow = Arc::new(Flow { queued, code: Arc::clone(&code), left: AtomicUsize::new(0), over });
@@ -403,22 +403,17 @@ impl Flow {
     fn submit(self: &Arc<Self>, stripes: Vec<Buffers>) {
         let work = Work::Encode { code: Arc::clone(&self.code), stripes };
         let flow = Arc::clone(self);
-        self.queued.submit(
-            work,
-            Box::new(move |work, result| {
-                let Work::Encode { stripes, .. } = work else {
-                    unreachable!("it was one to encode")
-                };
-                let next = |left: usize| left.checked_sub(1);
-                if result.is_ok()
-                    && flow.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
-                {
-                    flow.submit(stripes);
-                } else {
-                    let _ = flow.over.send(result.is_ok().then_some(stripes));
-                }
-            }),
-        );
+        self.queued.submit(work, move |work, result| {
+            let Work::Encode { stripes, .. } = work else { unreachable!("it was one to encode") };
+            let next = |left: usize| left.checked_sub(1);
+            if result.is_ok()
+                && flow.left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, next).is_ok()
+            {
+                flow.submit(stripes);
+            } else {
+                let _ = flow.over.send(result.is_ok().then_some(stripes));
+            }
+        });
     }
 }
 

@@ -101,7 +101,9 @@ impl Queue {
     }
 
     /// Queues a job; a thread more is started where all have something to do and there may be one more.
-    pub fn push(self: &Arc<Self>, job: Job, inner: &Arc<Inner>, member: &Arc<Member>) {
+    /// It is the queue of the member with that number.
+    pub fn push(&self, job: Job, inner: &Arc<Inner>, number: usize) {
+        let Some(member) = inner.members[number].get() else { return };
         let takes = member.takes(job.task.kind, job.task.units);
         let mut state = self.lock();
         let woken = (state.idle > state.jobs.len()).then(Instant::now);
@@ -111,10 +113,12 @@ impl Queue {
             state.idle < state.jobs.len() && state.threads < member.accelerator.lanes().max(1);
         if more {
             state.threads += 1;
-            let (queue, inner, member) = (Arc::clone(self), Arc::clone(inner), Arc::clone(member));
-            let name = format!("lane-{}", member.name);
-            let started =
-                std::thread::Builder::new().name(name).spawn(move || queue.serve(&inner, &member));
+            let (name, inner) = (format!("lane-{}", member.name), Arc::clone(inner));
+            let started = std::thread::Builder::new().name(name).spawn(move || {
+                if let Some(member) = inner.members[number].get() {
+                    member.queue.serve(&inner, member, number);
+                }
+            });
             if started.is_err() {
                 state.threads -= 1;
                 if state.threads == 0
@@ -134,7 +138,7 @@ impl Queue {
         }
     }
 
-    fn serve(&self, inner: &Arc<Inner>, member: &Arc<Member>) {
+    fn serve(&self, inner: &Arc<Inner>, member: &Member, number: usize) {
         let mut state = self.lock();
         loop {
             let Some(Waiting { mut job, takes, woken }) = state.jobs.pop_front() else {
@@ -152,9 +156,10 @@ impl Queue {
                 self.was_woken(since);
             }
             if inner.attempt(member, &mut job.task) {
-                (job.done)(job.task.work, Ok(Arc::clone(&member.name)));
+                (job.done)(job.task.work, Ok(number));
             } else {
-                inner.give(job);
+                let Job { task, done } = job;
+                inner.give(task, done);
             }
             state = self.lock();
             state.backlog -= takes;
