@@ -1,0 +1,13 @@
+#!/bin/busybox sh
+# The kernel's NFS server of the guest of ../knfsd.sh: `stop`; `grace`: start, as always; `now`: start, and no time of grace for version 4 (the
+# lock manager of version 3 has one of three seconds, which is the shortest).
+case $1 in
+stop) rpc.nfsd 0 ;;
+grace | now)
+    # The shortest that there are.
+    echo 10 >/proc/fs/nfsd/nfsv4leasetime
+    echo 10 >/proc/fs/nfsd/nfsv4gracetime
+    rpc.nfsd -V 3 -N 4.1 -N 4.2 8 || exit 1
+    [ "$1" = grace ] || echo Y >/proc/fs/nfsd/v4_end_grace
+    ;;
+esac
