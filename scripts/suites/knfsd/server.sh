@@ -8,6 +8,7 @@ grace | now)
     echo 10 >/proc/fs/nfsd/nfsv4leasetime
     echo 10 >/proc/fs/nfsd/nfsv4gracetime
     rpc.nfsd -V 3 -N 4.1 -N 4.2 8 || exit 1
-    [ "$1" = grace ] || echo Y >/proc/fs/nfsd/v4_end_grace
+    # (Busy: it has none, since nobody had a lock.)
+    [ "$1" = grace ] || echo Y 2>/dev/null >/proc/fs/nfsd/v4_end_grace || true
     ;;
 esac
