@@ -257,6 +257,11 @@ impl Server {
         }
     }
 
+    /// Where the files of a server of this machine are, for who is in its mounts.
+    pub fn files(&self) -> PathBuf {
+        self.dir.join("files")
+    }
+
     /// A directory of this machine, on another file system than the server's.
     pub fn beside(&self) -> PathBuf {
         let dir = self.dir.join("beside");
@@ -267,7 +272,7 @@ impl Server {
     /// What is exported, on the server's machine (which is this one for who is in its mounts), and the shell there if that is another one.
     fn at(&self, name: &str) -> (PathBuf, Option<&Other>) {
         let other = self.other.as_ref();
-        let files = other.map_or_else(|| self.dir.join("files"), |_| "/files".into());
+        let files = other.map_or_else(|| self.files(), |_| "/files".into());
         (if name.is_empty() { files } else { files.join(name) }, other)
     }
 
