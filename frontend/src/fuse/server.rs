@@ -16,7 +16,8 @@ use std::time::Duration;
 
 use base::{Errno, InodeId};
 use client::fs::{
-    Attr, Caching, Caller, FileSystem, Handle, Invalidate, Lock, O_ACCMODE, O_DSYNC, O_WRONLY,
+    Attr, Caching, Caller, FileSystem, Handle, Invalidate, Lock, O_ACCMODE, O_DSYNC, O_RDONLY,
+    O_WRONLY,
 };
 use client::fs::{Result, S_IFREG};
 use zerocopy::{FromBytes, IntoBytes};
@@ -731,6 +732,15 @@ impl<F: FileSystem + ?Sized> Server<F> {
         flags & O_DIRECT != 0
             && self.direct_writes.load(Ordering::Acquire)
             && self.kernel.get().is_some()
+    }
+
+    /// Whether a guest reads a file opened with these flags past its pages, and does nothing else with it. A kernel that keeps no attributes
+    /// asks for them before each read through its pages, also one with `O_DIRECT`, which has no use for them: a request more.
+    pub(super) fn reads_direct(&self, flags: u32) -> bool {
+        flags & (O_DIRECT | O_ACCMODE) == O_DIRECT | O_RDONLY
+            && self.direct_writes.load(Ordering::Acquire)
+            && self.options.guest.is_some()
+            && self.caching() == Caching::Nothing
     }
 
     /// Sees to it that the kernel does not go on with older pages of a file once it was told these attributes.
