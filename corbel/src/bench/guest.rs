@@ -327,8 +327,8 @@ pub(super) fn instructions(
 }
 
 /// Our devices and virtiofsd in one guest, in turns: adds the figures, or says what is missing here. Once nothing is kept in the guest, once names
-/// and attributes are: with those that are not, the kernel (before 6.6) asks for a file's attributes before it reads, where a device does not have files opened
-/// past its pages, as virtiofsd does and ours does not.
+/// and attributes are. Where nothing is, its kernel asks for a file's attributes before each read, unless the device has the file opened past its
+/// pages: virtiofsd does, ours with kernels from 6.9 on.
 pub(super) fn beside(
     bench: &Bench<'_>,
     dir: &Path,
