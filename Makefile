@@ -14,11 +14,12 @@ soak: prepare
 	@SECONDS_TOTAL=$(SECONDS) scripts/soak.sh
 
 # Suites of others in a real guest, for each back end of a virtio-fs device, or for those named: make guests BACKENDS="corbel pair". Without
-# names also a guest that is moved, and corbel ublk under kernels that have its driver.
+# names also a guest that is moved, corbel ublk under kernels that have its driver, and the tests of the back end nfs on the kernel's server.
 guests: prepare
 	@scripts/suites/guest.sh $(BACKENDS)
 	@[ -n "$(BACKENDS)" ] || scripts/suites/move.sh
 	@[ -n "$(BACKENDS)" ] || scripts/suites/ublk.sh
+	@[ -n "$(BACKENDS)" ] || scripts/suites/knfsd.sh
 
 prepare:
 	@scripts/prepare.sh

@@ -131,7 +131,7 @@ done
 
 # The kernel that the guest boots: Debian's own package, unpacked, with the few modules that it needs.
 [ $guest = yes ] || exit 0
-[ ! -e target/tools/guest/nfsv4.ko ] || [ ! -e target/tools/guest/vmlinuz ] || exit 0
+[ ! -e target/tools/guest/nfsd.ko ] || [ ! -e target/tools/guest/vmlinuz ] || exit 0
 kernel_package() {
     apt-cache depends linux-image-cloud-amd64 2>/dev/null | sed -n 's/^ *Depends: *\(linux-image-[^ ]*\)$/\1/p' | head -n 1
 }
@@ -152,11 +152,18 @@ chmod 755 "$work"
 # What is there is whole: it gets its name when all of it is.
 rm -rf $fresh
 mkdir -p $fresh
-# The network and NFS are for the guest of a bench (corbel/src/bench/guest.rs).
+# The network and NFS are for the guest of a bench (corbel/src/bench/guest.rs), a disk and the server of NFS for scripts/suites/knfsd.sh.
 for module in virtio virtio_ring virtio_pci_modern_dev virtio_pci_legacy_dev virtio_pci fuse virtiofs \
-    failover net_failover virtio_net sunrpc grace lockd netfs fscache nfs dns_resolver nfsv4; do
+    failover net_failover virtio_net sunrpc grace lockd netfs fscache nfs dns_resolver nfsv4 virtio_blk auth_rpcgss nfs_acl nfsd; do
     find "$work/lib/modules" -name "$module.ko" -exec cp {} $fresh/ \;
 done
+# What belongs to that server, unpacked only: installed, it would be a service of this machine.
+if (cd "$work" && apt-get download -qq nfs-kernel-server && dpkg-deb --fsys-tarfile nfs-kernel-server_*.deb | tar -x); then
+    mkdir $fresh/sbin
+    for name in rpc.mountd rpc.nfsd exportfs nfsdcld; do cp "$work/usr/sbin/$name" $fresh/sbin/; done
+else
+    echo "prepare: nfs-kernel-server could not be had: the tests with it say that they are skipped" >&2
+fi
 cp "$work"/boot/vmlinuz-* $fresh/vmlinuz
 rm -rf target/tools/guest
 mv $fresh target/tools/guest

@@ -15,7 +15,7 @@ use client::fs::{
 
 use crate::proto::{Change, Facts, Fh, Limits, Locked, Page, Protocol, access, join_dev};
 use crate::rpc::Cred;
-use crate::table::{Kept, Node, Open, Seen, Stand, Table, Unstable};
+use crate::table::{Kept, Node, Open, Seen, Stand, Table, Unstable, may_be_own, own};
 use crate::url::{Url, Version};
 use crate::v3::V3;
 
@@ -221,18 +221,14 @@ impl NfsFs {
             // Some servers name a file by several handles. If the other one is gone, its number was given away again.
             Seen::Doubtful(other) => match self.proto.getattr(&Cred::ROOT, &other.fh) {
                 Ok(there) if there.fileid == facts.fileid && there.mode & S_IFMT == kind => other,
-                Ok(_) | Err(Errno::STALE | Errno::NOENT) => self.table().see_apart(fh, kind),
+                Ok(_) | Err(Errno::STALE | Errno::NOENT) => {
+                    self.table().see_apart(fh, facts.fileid, kind)
+                }
                 Err(error) => return Err(error),
             },
         };
-        if let Some((dir, name)) = named
-            && name != b"."
-            && name != b".."
-        {
-            let mut state = node.state();
-            if state.named.as_ref().is_none_or(|(d, n)| d != dir || n != name) {
-                state.named = Some((dir.clone(), name.to_vec()));
-            }
+        if let Some((dir, name)) = named {
+            node.seen_under(dir, name);
         }
         Ok(node)
     }
@@ -295,7 +291,8 @@ impl NfsFs {
                         continue;
                     }
                     let may_be_dir = matches!(entry.kind, S_IFDIR | 0);
-                    if entry.fileid == fileid || may_be_dir {
+                    let may_be_it = entry.fileid == fileid || may_be_own(ino, entry.fileid);
+                    if may_be_it || may_be_dir {
                         match self.look(ino, fileid, &dir, &entry.name)? {
                             Found::It(node) => return Ok(node),
                             Found::Dir(below) => todo.push_back(below),
@@ -336,6 +333,11 @@ impl NfsFs {
                 self.stand_again(&node, dir, name, fileid);
                 return Ok(Found::It(node));
             }
+        } else if may_be_own(ino, facts.fileid) && own(facts.fileid, &fh) == ino.0 {
+            let node = self.table().see_again(ino, &fh, facts.mode & S_IFMT);
+            node.seen_under(dir, name);
+            self.stand_again(&node, dir, name, facts.fileid);
+            return Ok(Found::It(node));
         }
         Ok(if facts.mode & S_IFMT == S_IFDIR { Found::Dir(fh) } else { Found::Other })
     }

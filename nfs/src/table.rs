@@ -2,8 +2,9 @@
 //! long as they are one to one.
 //!
 //! - The export's root is 1, and a file that has number 1 there has the root's.
-//! - A handle of a new file may come with a number that an old one has whose handle is still known here: then the new one gets a number
-//!   of ours.
+//! - A handle of a new file may come with a number that an old one has whose handle is still known here (ext4 gives a number away again at
+//!   once): then the new one gets a number of ours. It is made of the server's and the handle, so that a device that comes back finds
+//!   the file by it. By then the file may be known by the server's number: then it has both.
 //! - What nobody knows any more is kept for a while, so that who is just being told of it finds it.
 
 use std::collections::{HashMap, VecDeque};
@@ -18,6 +19,19 @@ use crate::rpc::Cred;
 const FORGOTTEN_MAX: usize = 4096;
 /// Numbers of ours begin here.
 const OWN: u64 = 1 << 63;
+/// So many bits of one are a sum of the handle; those above are the lower ones of the server's number.
+const SUM_BITS: u32 = 23;
+
+/// The number of ours that a file gets, if it needs one.
+pub fn own(fileid: u64, fh: &Fh) -> u64 {
+    let sum = base::checksum::crc32c(0, &fh.0) & ((1 << SUM_BITS) - 1);
+    OWN | (fileid << SUM_BITS & (OWN - 1)) | u64::from(sum)
+}
+
+/// Whether a file to which the server gives that number can have this one of ours.
+pub const fn may_be_own(ino: InodeId, fileid: u64) -> bool {
+    ino.0 & OWN != 0 && ino.0 >> SUM_BITS == (OWN | (fileid << SUM_BITS & (OWN - 1))) >> SUM_BITS
+}
 
 /// A name that keeps an open file that has lost its last one.
 #[derive(Clone, Debug)]
@@ -147,6 +161,17 @@ impl Node {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// It was seen under a name.
+    pub fn seen_under(&self, dir: &Fh, name: &[u8]) {
+        if matches!(name, b"." | b"..") {
+            return;
+        }
+        let mut state = self.state();
+        if state.named.as_ref().is_none_or(|(d, n)| d != dir || n != name) {
+            state.named = Some((dir.clone(), name.to_vec()));
+        }
+    }
+
     /// Its door.
     pub fn gate(&self) -> MutexGuard<'_, Gate> {
         self.gate.lock().unwrap_or_else(PoisonError::into_inner)
@@ -185,10 +210,11 @@ pub struct Table {
     root_fileid: u64,
     nodes: HashMap<u64, Arc<Node>>,
     numbers: HashMap<Fh, u64>,
+    /// Numbers of ours that a device of before gave to files which have others now.
+    others: HashMap<u64, u64>,
     forgotten: VecDeque<u64>,
     opens: HashMap<u64, Arc<Open>>,
     last_open: u64,
-    last_own: u64,
 }
 
 /// What a handle is to a table.
@@ -222,10 +248,10 @@ impl Table {
             numbers: HashMap::from([(root.fh.clone(), InodeId::ROOT.0)]),
             root,
             root_fileid: fileid,
+            others: HashMap::new(),
             forgotten: VecDeque::new(),
             opens: HashMap::new(),
             last_open: 0,
-            last_own: 0,
         }
     }
 
@@ -245,7 +271,7 @@ impl Table {
 
     /// The file of a number.
     pub fn node(&self, ino: InodeId) -> Option<Arc<Node>> {
-        self.nodes.get(&ino.0).cloned()
+        self.nodes.get(self.others.get(&ino.0).unwrap_or(&ino.0)).cloned()
     }
 
     /// All that is known.
@@ -272,17 +298,29 @@ impl Table {
     }
 
     /// The same for one whose number another one has, which is another file: it gets a number of ours.
-    pub fn see_apart(&mut self, fh: &Fh, kind: u32) -> Arc<Node> {
+    pub fn see_apart(&mut self, fh: &Fh, fileid: u64, kind: u32) -> Arc<Node> {
         if let Some(node) = self.by_handle(fh) {
             node.state().forgotten = false;
             return node;
         }
-        loop {
-            self.last_own += 1;
-            let number = OWN | self.last_own;
-            if !self.nodes.contains_key(&number) {
-                return self.insert(number, fh, kind);
+        let mut number = own(fileid, fh);
+        while self.nodes.contains_key(&number) || self.others.contains_key(&number) {
+            number = OWN | number.wrapping_add(1);
+        }
+        self.insert(number, fh, kind)
+    }
+
+    /// A device of before told somebody of a file by this number of ours.
+    pub fn see_again(&mut self, ino: InodeId, fh: &Fh, kind: u32) -> Arc<Node> {
+        self.others.remove(&ino.0);
+        match self.by_handle(fh) {
+            Some(node) => {
+                if node.ino != ino {
+                    self.others.insert(ino.0, node.ino.0);
+                }
+                node
             }
+            None => self.insert(ino.0, fh, kind),
         }
     }
 
@@ -302,6 +340,9 @@ impl Table {
 
     /// Nobody knows it any more, except who has it open.
     pub fn forget(&mut self, ino: InodeId) {
+        if self.others.remove(&ino.0).is_some() {
+            return;
+        }
         let Some(node) = self.nodes.get(&ino.0).filter(|node| node.ino != InodeId::ROOT) else {
             return;
         };
@@ -356,7 +397,7 @@ mod tests {
     fn seen(table: &mut Table, n: u64, fileid: u64) -> u64 {
         match table.see(&fh(n), fileid, client::fs::S_IFREG) {
             Seen::Node(node) => node.ino.0,
-            Seen::Doubtful(_) => table.see_apart(&fh(n), client::fs::S_IFREG).ino.0,
+            Seen::Doubtful(_) => table.see_apart(&fh(n), fileid, client::fs::S_IFREG).ino.0,
         }
     }
 
@@ -370,6 +411,34 @@ mod tests {
         assert!(again > OWN);
         assert_eq!((seen(&mut table, 3, 2), seen(&mut table, 2, 2)), (again, 2));
         assert_eq!(table.node(InodeId(again)).unwrap().fh, fh(3));
+        // One that has the same sum.
+        table.nodes.insert(own(2, &fh(4)), table.node(InodeId(2)).unwrap());
+        assert_eq!(seen(&mut table, 4, 2), OWN | (own(2, &fh(4)) + 1));
+    }
+
+    #[test]
+    fn a_number_of_ours_is_found_again() {
+        let mut before = Table::new(&fh(0), 128);
+        let fileid = 1 << 50 | 77;
+        seen(&mut before, 1, fileid);
+        let ino = InodeId(seen(&mut before, 2, fileid));
+        assert_eq!(ino.0, own(fileid, &fh(2)));
+        assert!(may_be_own(ino, fileid) && !may_be_own(ino, fileid + 1));
+        assert!(!may_be_own(InodeId(fileid), fileid));
+        // In a device that does not know the file yet, and in one that knows it by the server's number.
+        let mut fresh = Table::new(&fh(0), 128);
+        assert!(fresh.node(ino).is_none());
+        assert_eq!(fresh.see_again(ino, &fh(2), client::fs::S_IFREG).ino, ino);
+        assert_eq!(InodeId(seen(&mut fresh, 2, fileid)), ino);
+        let mut told = Table::new(&fh(0), 128);
+        assert_eq!(seen(&mut told, 2, fileid), fileid);
+        for _ in 0..2 {
+            assert_eq!(told.see_again(ino, &fh(2), client::fs::S_IFREG).ino.0, fileid);
+            assert_eq!(told.node(ino).unwrap().ino.0, fileid);
+            told.forget(ino);
+            assert!(told.node(ino).is_none() && told.node(InodeId(fileid)).is_some());
+        }
+        assert!(!told.node(InodeId(fileid)).unwrap().state().forgotten);
     }
 
     #[test]

@@ -652,6 +652,7 @@ fn numbers_that_are_given_away_again_are_other_files() {
             }
             // The file that had the number first is gone.
             (NFS, GETATTR) if fh == b"old" => Say::Status(70),
+            (NFS, READDIRPLUS) => Say::Results(page(&[(b"new", 5)], true)),
             _ => Say::Honestly,
         }
     }) else {
@@ -664,6 +665,16 @@ fn numbers_that_are_given_away_again_are_other_files() {
     assert_eq!(fs.lookup(&Caller::ROOT, ROOT, b"new").unwrap().ino, new.ino);
     assert_eq!(fs.getattr(&Caller::ROOT, old.ino), Err(Errno::STALE));
     assert!(fs.getattr(&Caller::ROOT, new.ino).is_ok());
+    // A device that comes back knows the file by the number of ours, also if it was told of it before by that of the server.
+    let next = liar.open(10_000);
+    assert_eq!(next.getattr(&Caller::ROOT, new.ino).unwrap().ino, new.ino);
+    assert_eq!(next.lookup(&Caller::ROOT, ROOT, b"new").unwrap().ino, new.ino);
+    let next = liar.open(10_000);
+    assert_eq!(next.lookup(&Caller::ROOT, ROOT, b"new").unwrap().ino, old.ino);
+    let handle = next.open(&Caller::ROOT, new.ino, O_RDONLY).unwrap();
+    let mut data = [0; 4];
+    assert_eq!((next.read(handle, 0, &mut data).unwrap(), &data), (4, b"data"));
+    next.release(handle);
     // One that goes by several handles is one.
     let again = fs.lookup(&Caller::ROOT, ROOT, b"third").unwrap();
     assert_ne!(again.ino, old.ino);

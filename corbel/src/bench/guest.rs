@@ -1,15 +1,18 @@
-//! What a guest's processor has to do for a file system that is somewhere else: instructions for a read or write of 4 KiB on virtio-fs, and on an
-//! NFS mount.
+//! What a guest has of a file system that is somewhere else, in two guests of Debian's kernel, which QEMU emulates.
 //!
-//! QEMU emulates the guest, and counts (`-icount`): how busy this machine is changes nothing. The guest is Debian's kernel; the NFS server is
-//! NFS-Ganesha in namespaces of its own, which the guest reaches by QEMU's user network. Reads and writes are direct, one after the other, so that
-//! neither side has its page cache or reads ahead.
+//! One counts instructions for a read or write of 4 KiB on virtio-fs (our device, and virtiofsd where there is one), and on an NFS mount. QEMU counts
+//! them (`-icount`): how busy this machine is changes nothing. The NFS server is NFS-Ganesha in namespaces of its own, which the guest reaches by QEMU's
+//! user network. Reads and writes are direct, one after the other, so that neither side has its page cache or reads ahead.
+//!
+//! The other has a device of each kind side by side, and takes the time of the same loads on them, in turns. The time that the emulator takes for the
+//! guest's own part is in it, the same for all.
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use super::virtiofs::{key, middle};
 use super::{Bench, Measured};
 use crate::failure::{Context, Failure, Result};
 use crate::local::own_program;
@@ -36,14 +39,35 @@ const MODULES: [&str; 17] = [
 ];
 /// The last of them.
 const LAST: &str = "nfsv4";
-/// Reads, and as many writes.
+/// Reads, and as many writes, whose instructions are counted.
 const OPS: u32 = 8192;
+/// Loads of which the time is taken, operations in a turn of each, and turns; the one in the middle counts.
+const LOADS: [(&str, u32); 5] =
+    [("read_4k", 1500), ("write_4k", 1500), ("read_64k", 700), ("write_64k", 700), ("stat", 700)];
+const TURNS: u32 = 5;
+/// What only a guest that keeps nothing asks for.
+const NEVER_KEPT: &str = "stat";
+/// Devices that the guest has side by side: its tag, the back end (`None`: virtiofsd), and what the guest may keep.
+const BESIDE: [(&str, Option<&str>, &str); 5] = [
+    ("null", Some("null"), "never"),
+    ("dir", Some("dir"), "never"),
+    ("virtiofsd", None, "never"),
+    // Names and attributes; virtiofsd lets it have them for a second.
+    ("dir_kept", Some("dir"), "metadata"),
+    ("virtiofsd_kept", None, "auto"),
+];
+/// Which are compared.
+const PAIRS: [(&str, &str); 3] =
+    [("null", "virtiofsd"), ("dir", "virtiofsd"), ("dir_kept", "virtiofsd_kept")];
 /// The guest's clock has hundredths of a second, of a nanosecond for an instruction.
 const TICK: f64 = 1e7;
 /// A busy machine takes minutes.
 const LIMIT: Duration = Duration::from_secs(900);
 /// Where the server listens. It is alone in its network.
 const PORT: u16 = 20_490;
+
+/// What is measured in a guest: with virtiofsd, if there is one.
+pub(super) type Guest = fn(&Bench<'_>, &Path, Option<&Path>, &mut Measured) -> Result<()>;
 
 /// What is started for it. Ended when dropped, and all that it started with it.
 struct Running(Child);
@@ -78,7 +102,7 @@ fn kernel() -> std::result::Result<PathBuf, String> {
 /// The guest's first file system.
 fn initrd(kernel: &Path, busybox: &Path, dir: &Path) -> Result<PathBuf> {
     let root = dir.join("root");
-    for part in ["bin", "proc", "sys", "dev", "virtiofs", "nfs", "lib"] {
+    for part in ["bin", "proc", "sys", "dev", "lib"] {
         std::fs::create_dir_all(root.join(part)).context(root.display())?;
     }
     std::fs::copy(busybox, root.join("bin/busybox")).context("busybox")?;
@@ -89,9 +113,11 @@ fn initrd(kernel: &Path, busybox: &Path, dir: &Path) -> Result<PathBuf> {
         order += &format!("{module} ");
     }
     let init = root.join("init");
+    let loads: String = LOADS.iter().map(|(name, count)| format!("{name} {count}\n")).collect();
     let texts = [
         (root.join("lib/order"), order),
         (root.join("lib/ops"), OPS.to_string()),
+        (root.join("lib/loads"), loads),
         (init.clone(), include_str!("guest-init.sh").to_owned()),
     ];
     for (file, text) in texts {
@@ -110,8 +136,69 @@ fn initrd(kernel: &Path, busybox: &Path, dir: &Path) -> Result<PathBuf> {
     Ok(image)
 }
 
+/// A virtio-fs device in a process of its own, for the guest that starts next.
+struct Device {
+    tag: &'static str,
+    socket: PathBuf,
+    _running: Running,
+}
+
+impl Device {
+    fn start(tag: &'static str, mut command: Command, dir: &Path) -> Result<Self> {
+        let socket = dir.join(format!("{tag}.sock"));
+        let _ = std::fs::remove_file(&socket);
+        command.args(["--sandbox", "none", "--log-level", "error"]);
+        command.arg("--socket-path").arg(&socket).stdin(Stdio::null()).stdout(Stdio::null());
+        let running = Running(command.spawn().context(tag)?);
+        let end = Instant::now() + Duration::from_secs(60);
+        while !socket.exists() && Instant::now() < end {
+            crate::signals::check()?;
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(Self { tag, socket, _running: running })
+    }
+
+    /// A file system of a directory, by a program that takes virtiofsd's options.
+    fn of_files(tag: &'static str, mut command: Command, dir: &Path) -> Result<Self> {
+        let shared = dir.join(format!("{tag}-files"));
+        std::fs::create_dir_all(&shared).context(shared.display())?;
+        command.arg("--shared-dir").arg(&shared);
+        Self::start(tag, command, dir)
+    }
+}
+
+fn ours(backend: &str) -> Result<Command> {
+    let mut command = Command::new(own_program()?);
+    command.args(["virtiofs", "--backend", backend]);
+    Ok(command)
+}
+
+/// QEMU and its arguments, as words of a shell.
+fn machine(devices: &[Device], kernel: &Path, image: &Path, said: &str) -> Vec<String> {
+    let mut words: Vec<String> = [
+        "qemu-system-x86_64 -M pc -cpu max -accel tcg -m 256M -nographic -no-reboot -nodefaults -serial stdio",
+        "-object memory-backend-memfd,id=m,size=256M,share=on -numa node,memdev=m",
+    ]
+    .iter()
+    .flat_map(|line| line.split(' '))
+    .map(str::to_owned)
+    .collect();
+    for Device { tag, socket, .. } in devices {
+        words.extend(["-chardev".into(), format!("socket,id={tag},path={}", socket.display())]);
+        let device = format!("vhost-user-fs-pci,chardev={tag},tag={tag},num-request-queues=1");
+        words.extend(["-device".into(), device]);
+    }
+    let tags: Vec<&str> = devices.iter().map(|device| device.tag).collect();
+    let tags = tags.join(" ");
+    words.extend(["-append".into()]);
+    words.push(format!("console=ttyS0 quiet panic=-1 tsc=unstable {said} \"devices={tags}\""));
+    words.extend(["-kernel".into(), kernel.join("vmlinuz").display().to_string()]);
+    words.extend(["-initrd".into(), image.display().to_string()]);
+    words
+}
+
 /// The server's configuration, and the script that starts it and then the guest, in a network of their own.
-fn script(dir: &Path, kernel: &Path, image: &Path, socket: &Path) -> Result<PathBuf> {
+fn script(dir: &Path, machine: &[String]) -> Result<PathBuf> {
     let files = dir.join("files");
     std::fs::create_dir_all(&files).context(files.display())?;
     let config = format!(
@@ -133,15 +220,9 @@ fn script(dir: &Path, kernel: &Path, image: &Path, socket: &Path) -> Result<Path
          until grep -qi ':{PORT:04X} .* 0A ' /proc/net/tcp /proc/net/tcp6; do\n\
          n=$((n + 1)); [ $n -lt 600 ] || {{ echo 'guest: FAILED server'; exit 1; }}; sleep 0.1\n\
          done\n\
-         exec qemu-system-x86_64 -M pc -cpu max -accel tcg -icount shift=0 -m 256M -nographic -no-reboot -nodefaults \\\n\
-         -serial stdio -object memory-backend-memfd,id=m,size=256M,share=on -numa node,memdev=m \\\n\
-         -chardev socket,id=fs,path={socket} -device vhost-user-fs-pci,chardev=fs,tag=corbel,num-request-queues=1 \\\n\
-         -netdev user,id=n -device virtio-net-pci,netdev=n,romfile= \\\n\
-         -append 'console=ttyS0 quiet panic=-1 tsc=unstable' -kernel {kernel} -initrd {image}\n",
+         exec{machine} -icount shift=0 -netdev user,id=n -device virtio-net-pci,netdev=n,romfile=\n",
         dir = dir.display(),
-        socket = socket.display(),
-        kernel = kernel.join("vmlinuz").display(),
-        image = image.display(),
+        machine = machine.iter().map(|word| format!(" '{word}'")).collect::<String>(),
     );
     let file = dir.join("run.sh");
     for (file, text) in [(dir.join("config"), config), (file.clone(), text)] {
@@ -150,58 +231,19 @@ fn script(dir: &Path, kernel: &Path, image: &Path, socket: &Path) -> Result<Path
     Ok(file)
 }
 
-/// What the guest says that it took, in its ticks.
-fn ticks(said: &str, mount: &str) -> Option<f64> {
-    let head = format!("guest: {mount} ");
+/// What the guest says that something took: in its ticks, or in microseconds of each turn.
+fn numbers(said: &str, what: &str) -> Vec<f64> {
+    let head = format!("guest: {what} ");
     // Before it there may be what the firmware wrote last, which it leaves without an end.
-    let (_, rest) = said.lines().find_map(|line| line.split_once(&head))?;
-    rest.trim().parse().ok().filter(|ticks| *ticks > 0.0)
+    let rests = said.lines().filter_map(|line| Some(line.split_once(&head)?.1));
+    rests.filter_map(|rest| rest.trim().parse().ok()).filter(|number| *number > 0.0).collect()
 }
 
-/// Adds the figures, or says what is missing here.
-pub(super) fn instructions(bench: &Bench<'_>, dir: &Path, figures: &mut Measured) -> Result<()> {
-    let skip = |why: &str| {
-        let how = "scripts/prepare.sh tools; apt-get install nfs-ganesha nfs-ganesha-vfs";
-        bench.out.step(format!("  no tenant_instructions_ratio: {why} ({how})"));
-        Ok(())
-    };
-    if bench.quick {
-        bench.out.step("  no tenant_instructions_ratio: it takes minutes, and this is quick");
-        return Ok(());
-    }
-    if !rustix::process::geteuid().is_root() {
-        return skip("a server with namespaces of its own takes root");
-    }
-    let (kernel, busybox) = match (kernel(), program("busybox")) {
-        (Ok(kernel), Ok(busybox)) => (kernel, busybox),
-        (Err(why), _) | (_, Err(why)) => return skip(&why),
-    };
-    let needed = ["qemu-system-x86_64", "ganesha.nfsd", "cpio", "unshare", "ip", "mount"];
-    if let Some(why) = needed.iter().find_map(|name| program(name).err()) {
-        return skip(&why);
-    }
-    bench.out.step("  instructions of a guest, on virtio-fs and on NFS");
-    let (dir, shared) = (dir.join("guest"), dir.join("guest-virtiofs"));
-    for dir in [&dir, &shared] {
-        std::fs::create_dir_all(dir).context(dir.display())?;
-    }
-    let socket = dir.join("socket");
-    let mut device = Command::new(own_program()?);
-    device.args(["virtiofs", "--backend", "dir", "--sandbox", "none", "--log-level", "error"]);
-    device.arg("--shared-dir").arg(&shared).arg("--socket-path").arg(&socket);
-    device.stdin(Stdio::null()).stdout(Stdio::null());
-    let _device = Running(device.spawn().context("corbel virtiofs")?);
+/// A guest from its start to its end: what it says.
+fn told(mut command: Command) -> Result<String> {
     let end = Instant::now() + LIMIT;
-    while !socket.exists() && Instant::now() < end {
-        crate::signals::check()?;
-        std::thread::sleep(Duration::from_millis(20));
-    }
-    let image = initrd(&kernel, &busybox, &dir)?;
-    let script = script(&dir, &kernel, &image, &socket)?;
-    let mut command = Command::new("unshare");
-    command.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh"]);
-    command.arg(&script).stdin(Stdio::null()).stdout(Stdio::piped());
-    let mut guest = Running(command.spawn().context("unshare")?);
+    command.stdin(Stdio::null()).stdout(Stdio::piped());
+    let mut guest = Running(command.spawn().context("the guest")?);
     let out = guest.0.stdout.take();
     let said = std::thread::spawn(move || {
         let mut said = Vec::new();
@@ -215,18 +257,137 @@ pub(super) fn instructions(bench: &Bench<'_>, dir: &Path, figures: &mut Measured
     }
     drop(guest);
     let said = said.join().unwrap_or_default();
-    let each = |mount| ticks(&said, mount).map(|ticks| ticks * TICK / f64::from(2 * OPS));
-    let complete = said.contains("guest: done") && !said.contains("FAILED");
-    let (Some(virtiofs), Some(nfs), true) = (each("virtiofs"), each("nfs"), complete) else {
-        let last: Vec<&str> = said.lines().filter(|line| line.contains("guest:")).collect();
+    if said.contains("guest: done") && !said.contains("FAILED") {
+        return Ok(said);
+    }
+    let last: Vec<&str> = said.lines().filter(|line| line.contains("guest:")).collect();
+    let what = format!("the guest did not come to its end: {}", last.join("; "));
+    Err(Failure::failed(what, "a busy machine takes long: try again on a quiet one"))
+}
+
+/// The kernel and busybox, where all programs that are needed are there; else what is missing.
+fn tools(programs: &[&str]) -> std::result::Result<(PathBuf, PathBuf), String> {
+    let found = (kernel()?, program("busybox")?);
+    programs.iter().try_for_each(|name| program(name).map(drop)).map(|()| found)
+}
+
+/// Adds the figures, or says what is missing here.
+pub(super) fn instructions(
+    bench: &Bench<'_>,
+    dir: &Path,
+    peer: Option<&Path>,
+    figures: &mut Measured,
+) -> Result<()> {
+    let skip = |why: &str| {
+        let how = "scripts/prepare.sh tools; apt-get install nfs-ganesha nfs-ganesha-vfs";
+        bench.out.step(format!("  no tenant_instructions_ratio: {why} ({how})"));
+        Ok(())
+    };
+    if bench.quick {
+        bench.out.step("  no tenant_instructions_ratio: it takes minutes, and this is quick");
+        return Ok(());
+    }
+    if !rustix::process::geteuid().is_root() {
+        return skip("a server with namespaces of its own takes root");
+    }
+    let needed = ["qemu-system-x86_64", "ganesha.nfsd", "cpio", "unshare", "ip", "mount"];
+    let (kernel, busybox) = match tools(&needed) {
+        Ok(found) => found,
+        Err(why) => return skip(&why),
+    };
+    bench.out.step("  instructions of a guest, on virtio-fs and on NFS");
+    let dir = dir.join("guest");
+    std::fs::create_dir_all(&dir).context(dir.display())?;
+    let mut devices = vec![Device::of_files("virtiofs", ours("dir")?, &dir)?];
+    if let Some(peer) = peer {
+        devices.push(Device::of_files("virtiofsd", Command::new(peer), &dir)?);
+    }
+    let image = initrd(&kernel, &busybox, &dir)?;
+    let script = script(&dir, &machine(&devices, &kernel, &image, "mode=instructions"))?;
+    let mut command = Command::new("unshare");
+    command.args(["--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", "sh"]);
+    command.arg(&script);
+    let said = told(command).map_err(|failure| {
         let log = std::fs::read_to_string(dir.join("log")).unwrap_or_default();
         let log = log.lines().last().unwrap_or("its server says nothing");
-        let what = format!("the guest did not come to its end: {}; {log}", last.join("; "));
-        return Err(Failure::failed(what, "a busy machine takes long: try again on a quiet one"));
+        Failure::failed(format!("{}; {log}", failure.message), failure.remedy)
+    })?;
+    let each = |mount| Some(numbers(&said, mount).first()? * TICK / f64::from(2 * OPS));
+    let (Some(virtiofs), Some(nfs)) = (each("virtiofs"), each("nfs")) else {
+        return Err(Failure::failed("the guest does not say what it counted", "see what it says"));
     };
     figures.push(("virtiofs_instructions", virtiofs));
     figures.push(("nfs_instructions", nfs));
     figures.push(("tenant_instructions_ratio", virtiofs / nfs));
+    if let Some(theirs) = each("virtiofsd") {
+        figures.push(("virtiofsd_instructions", theirs));
+        figures.push(("instructions_vs_virtiofsd", virtiofs / theirs));
+    }
+    Ok(())
+}
+
+/// Our devices and virtiofsd in one guest, in turns: adds the figures, or says what is missing here. Once nothing is kept in the guest, once names
+/// and attributes are. Where nothing is, its kernel asks for a file's attributes before each read, unless the device has the file opened past its
+/// pages: virtiofsd does, ours with kernels from 6.9 on.
+pub(super) fn beside(
+    bench: &Bench<'_>,
+    dir: &Path,
+    peer: Option<&Path>,
+    figures: &mut Measured,
+) -> Result<()> {
+    let skip = |why: &str| {
+        bench.out.step(format!("  no guest_dir_vs_virtiofsd: {why}"));
+        Ok(())
+    };
+    let Some(peer) = peer else { return skip("no virtiofsd here") };
+    if bench.quick {
+        return skip("it takes a minute, and this is quick");
+    }
+    let (kernel, busybox) = match tools(&["qemu-system-x86_64", "cpio"]) {
+        Ok(found) => found,
+        Err(why) => return skip(&format!("{why} (scripts/prepare.sh tools)")),
+    };
+    bench.out.step("  our devices and virtiofsd in one guest");
+    let dir = dir.join("guest-beside");
+    std::fs::create_dir_all(&dir).context(dir.display())?;
+    let mut devices = Vec::new();
+    for (tag, backend, cache) in BESIDE {
+        let mut command = backend.map_or_else(|| Ok(Command::new(peer)), ours)?;
+        command.args(["--cache", cache]);
+        devices.push(if backend == Some("null") {
+            Device::start(tag, command, &dir)?
+        } else {
+            Device::of_files(tag, command, &dir)?
+        });
+    }
+    let image = initrd(&kernel, &busybox, &dir)?;
+    let words = machine(&devices, &kernel, &image, &format!("mode=durations turns={TURNS}"));
+    let (program, args) = words.split_first().unwrap_or_else(|| unreachable!("it has words"));
+    let mut command = Command::new(program);
+    command.args(args);
+    let said = told(command)?;
+    let of = |load: &str, tag: &str| numbers(&said, &format!("{load} {tag}"));
+    for (tag, ..) in BESIDE {
+        for (load, count) in LOADS {
+            let each = middle(&of(load, tag)) / f64::from(count);
+            figures.push((key(&format!("guest_{tag}"), load, "_us"), each));
+        }
+    }
+    for (tag, beside) in PAIRS {
+        let kept = BESIDE.iter().any(|(name, _, cache)| *name == tag && *cache != "never");
+        let loads = LOADS.iter().map(|(load, _)| *load).filter(|load| !kept || *load != NEVER_KEPT);
+        let mut logs = Vec::new();
+        for load in loads {
+            let (own, theirs) = (of(load, tag), of(load, beside));
+            let ratios: Vec<f64> =
+                own.iter().zip(&theirs).map(|(own, theirs)| own / theirs).collect();
+            let ratio = middle(&ratios);
+            figures.push((key(&format!("guest_{tag}"), load, "_vs_virtiofsd"), ratio));
+            logs.push(ratio.ln());
+        }
+        let mean = logs.iter().sum::<f64>() / logs.len() as f64;
+        figures.push((key("guest", tag, "_vs_virtiofsd"), mean.exp()));
+    }
     Ok(())
 }
 
@@ -237,13 +398,15 @@ mod tests {
     #[test]
     fn what_the_guest_says_is_understood() {
         let said = "SeaBIOS\r\nguest: virtiofs 46\r\nguest: nfs 146\r\nguest: done\r\n";
-        assert_eq!(ticks(said, "virtiofs"), Some(46.0));
-        assert_eq!(ticks(said, "nfs"), Some(146.0));
+        assert_eq!(numbers(said, "virtiofs"), [46.0]);
+        assert_eq!(numbers(said, "nfs"), [146.0]);
         let said =
             "Booting from ROM..\u{1b}c\u{1b}[?7l\u{1b}[2Jguest: virtiofs 47\r\nguest: nfs 147\r\n";
-        assert_eq!((ticks(said, "virtiofs"), ticks(said, "nfs")), (Some(47.0), Some(147.0)));
-        for wrong in ["guest: nfs", "guest: nfs x", "guest: nfs 0", "nfs 3", ""] {
-            assert_eq!(ticks(wrong, "nfs"), None, "{wrong}");
+        assert_eq!((numbers(said, "virtiofs"), numbers(said, "nfs")), (vec![47.0], vec![147.0]));
+        let said = "guest: stat dir 9\r\nguest: stat virtiofsd 7\r\nguest: stat dir 8\r\n";
+        assert_eq!(numbers(said, "stat dir"), [9.0, 8.0]);
+        for wrong in ["guest: nfs", "guest: nfs x", "guest: nfs 0", "nfs 3", "guest: nfsd 3", ""] {
+            assert!(numbers(wrong, "nfs").is_empty(), "{wrong}");
         }
     }
 }

@@ -3,6 +3,8 @@
 //!
 //! A guest that waits does so as under KVM, which looks for a while before a virtual processor sleeps ([`HALT_POLL`]). One that sleeps at
 //! once is measured as well (`_asleep_`): there both devices' times are those of wake-ups, which the kernel's choice of processors decides.
+//!
+//! Then the same devices side by side in a real guest (`guest.rs`).
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -148,14 +150,17 @@ fn in_turns(
             ratios.push(now / last);
         }
     }
-    let median = |mut values: Vec<f64>| {
-        values.sort_by(f64::total_cmp);
-        values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
-    };
-    Ok(times.into_iter().map(median).zip(ratios.into_iter().map(median)).collect())
+    Ok(times.iter().map(|all| middle(all)).zip(ratios.iter().map(|all| middle(all))).collect())
 }
 
-fn key(place: &str, load: &str, end: &str) -> &'static str {
+/// The one in the middle.
+pub(super) fn middle(values: &[f64]) -> f64 {
+    let mut values = values.to_vec();
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}
+
+pub(super) fn key(place: &str, load: &str, end: &str) -> &'static str {
     // A bench runs once or twice in the life of the process.
     Box::leak(format!("{place}_{load}{end}").into_boxed_str())
 }
@@ -242,13 +247,19 @@ pub fn virtiofs(bench: &Bench<'_>) -> Result<Measured> {
         figures.push(("dir_cpu_vs_virtiofsd", (used[1] - used[2]).exp()));
     }
     drop(places);
-    let peer = peer().map(|program| Place::peer(&program, &disk.0, &memory.0)).transpose()?;
-    fsync(bench, peer, &mut figures)?;
-    // What was measured until here stands, whatever becomes of the guest.
-    if let Err(failure) = guest::instructions(bench, &memory.0, &mut figures) {
-        crate::signals::check()?;
-        let said = format!("{} ({})", failure.message, failure.remedy);
-        bench.out.step(format!("  no tenant_instructions_ratio: {said}"));
+    let program = peer();
+    let on_disk = program.as_ref().map(|program| Place::peer(program, &disk.0, &memory.0));
+    fsync(bench, on_disk.transpose()?, &mut figures)?;
+    // What was measured until here stands, whatever becomes of the guests.
+    for (figure, guest) in [
+        ("tenant_instructions_ratio", guest::instructions as guest::Guest),
+        ("guest_dir_vs_virtiofsd", guest::beside),
+    ] {
+        if let Err(failure) = guest(bench, &memory.0, program.as_deref(), &mut figures) {
+            crate::signals::check()?;
+            let said = format!("{} ({})", failure.message, failure.remedy);
+            bench.out.step(format!("  no {figure}: {said}"));
+        }
     }
     Ok(figures)
 }

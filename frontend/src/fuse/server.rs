@@ -770,6 +770,15 @@ impl<F: FileSystem + ?Sized> Server<F> {
             && self.kernel.get().is_some()
     }
 
+    /// Whether a guest reads a file opened with these flags past its pages, and does nothing else with it. A kernel that keeps no attributes
+    /// asks for them before each read through its pages, also one with `O_DIRECT`, which has no use for them: a request more.
+    pub(super) fn reads_direct(&self, flags: u32) -> bool {
+        flags & (O_DIRECT | O_ACCMODE) == O_DIRECT | O_RDONLY
+            && self.direct_writes.load(Ordering::Acquire)
+            && self.options.guest.is_some()
+            && self.caching() == Caching::Nothing
+    }
+
     /// Sees to it that the kernel does not go on with older pages of a file once it was told these attributes.
     /// Either they are gone, or the answer makes it drop them: then it must not be kept. `asked`: the changes that
     /// had ended when they were asked for. `last` reads the last byte.

@@ -219,6 +219,27 @@ fn append_ignores_the_offset_but_not_for_mapped_pages() {
 }
 
 #[test]
+fn a_guest_reads_directly_without_asking_for_attributes() {
+    let guest = super::server::Guest { nodes_max: 100, handles_max: 100 };
+    let past = |guest: Option<super::server::Guest>, minor: u32, flags: u32| {
+        let fs = Arc::new(NullFs::default());
+        let options = Options { groups_from_proc: false, guest, ..Options::default() };
+        let world = World { fs: fs.clone(), server: Server::new(fs, options) };
+        let more = InitInExt { flags2: u32::MAX.into(), ..InitInExt::default() };
+        let _: InitOut = world.out(op::INIT, 0, &[&init_in(7, minor), more.as_bytes()]);
+        let (ino, _) = world.file(b"f");
+        let arg = OpenIn { flags: flags.into(), ..OpenIn::default() };
+        let opened: OpenOut = world.out(op::OPEN, ino, &[arg.as_bytes()]);
+        opened.open_flags.get() & FOPEN_DIRECT_IO != 0
+    };
+    let direct = super::server::O_DIRECT;
+    assert!(past(Some(guest), 45, direct));
+    assert!(!past(Some(guest), 45, 0) && !past(Some(guest), 45, direct | 2), "pages, writes");
+    assert!(!past(Some(guest), 39, direct), "a kernel that would not map it");
+    assert!(!past(None, 45, direct), "a kernel of a mount");
+}
+
+#[test]
 fn direct_writes_are_parallel_where_pages_can_be_dropped() {
     let opened = |world: &World, name: &[u8], flags: u32| -> (u64, OpenOut) {
         let (ino, _) = world.file(name);

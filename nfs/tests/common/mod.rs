@@ -1,11 +1,18 @@
 //! NFS-Ganesha in namespaces of its own: the thread of a test leaves for a network and a tree of mounts that only its servers share, so that ports are
 //! free and nothing of the machine is touched. Servers end with the thread, by their process ids.
+//!
+//! Or another server that is there already, on a machine of its own: `CORBEL_NFS_SERVER` is the address of a shell there, as that of
+//! `scripts/suites/knfsd.sh`. It exports `/files`, and the same as `/squash`; the program `server` stops and starts it. One test at a time has it.
 #![allow(unsafe_code, dead_code)] // system calls; not every test uses all of it
 
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nfs::NfsFs;
@@ -15,9 +22,48 @@ static COUNT: AtomicU32 = AtomicU32::new(0);
 
 /// A server, its port mapper and its status monitor.
 pub struct Server {
-    pub dir: PathBuf,
+    dir: PathBuf,
     children: Vec<Child>,
     ganesha: Option<Child>,
+    other: Option<Other>,
+}
+
+/// A server that was there before.
+struct Other {
+    shell: String,
+    stopped: bool,
+    _alone: MutexGuard<'static, ()>,
+}
+
+/// Whose test has it.
+static ALONE: Mutex<()> = Mutex::new(());
+
+impl Other {
+    /// What a script says there.
+    fn run(&self, script: &str) -> Vec<u8> {
+        let asked = (|| {
+            let mut shell = TcpStream::connect(&self.shell)?;
+            shell.set_read_timeout(Some(Duration::from_secs(60)))?;
+            shell.write_all(format!("set -e\n{script}\nprintf done\n").as_bytes())?;
+            shell.shutdown(Shutdown::Write)?;
+            let mut said = Vec::new();
+            shell.read_to_end(&mut said).map(|_| said)
+        })();
+        let mut said = asked.unwrap_or_else(|e: std::io::Error| panic!("{}: {e}", self.shell));
+        assert!(said.ends_with(b"done"), "{script}: {}", String::from_utf8_lossy(&said));
+        said.truncate(said.len() - 4);
+        said
+    }
+
+    fn server(&mut self, what: &str) {
+        self.run(&format!("server {what} >/dev/null"));
+        self.stopped = what == "stop";
+    }
+}
+
+/// A name as a shell takes it.
+fn quoted(path: &Path) -> String {
+    format!("'{}'", path.to_str().unwrap().replace('\'', "'\\''"))
 }
 
 fn program(name: &str) -> Option<PathBuf> {
@@ -105,6 +151,9 @@ fn listens(port: u16) -> bool {
 impl Server {
     /// None, and a word, where there is none.
     pub fn start() -> Option<Self> {
+        if let Some(shell) = std::env::var_os("CORBEL_NFS_SERVER") {
+            return Some(Self::there(shell.into_string().unwrap()));
+        }
         let found = (program("ganesha.nfsd"), program("rpcbind"), program("rpc.statd"));
         let (Some(_), Some(rpcbind), Some(statd)) = found else {
             println!("skipped: no NFS-Ganesha here (scripts/prepare.sh tools installs it)");
@@ -151,12 +200,25 @@ impl Server {
         std::fs::write(dir.join("config"), config.replace("GRACELESS", "true")).unwrap();
         std::fs::write(dir.join("config-grace"), config.replace("GRACELESS", "false")).unwrap();
         std::fs::write(&log, "").unwrap();
-        let mut server = Self { dir, children: Vec::new(), ganesha: None };
+        let mut server = Self { dir, children: Vec::new(), ganesha: None, other: None };
         server.children.push(spawn(&rpcbind, &["-f"]));
         until("rpcbind", || listens(111) && Path::new("/run/rpcbind.sock").exists());
         server.children.push(spawn(&statd, &["-F", "--no-notify"]));
         server.again();
         Some(server)
+    }
+
+    /// One that was started before, with nothing in it.
+    fn there(shell: String) -> Self {
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let other = Other { shell, stopped: false, _alone: alone };
+        // (A test that failed may have left it as it was then.)
+        other.run("[ $(cat /proc/fs/nfsd/threads) != 0 ] || server now >/dev/null");
+        other.run("cd /files\nrm -rf -- * .[!.]*\nchmod 755 .\nchown 0:0 .");
+        let n = COUNT.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("nfs-{}-{n}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        Self { dir, children: Vec::new(), ganesha: None, other: Some(other) }
     }
 
     fn launch(&mut self, config: &str) {
@@ -170,25 +232,141 @@ impl Server {
 
     /// Starts it (again).
     pub fn again(&mut self) {
+        if let Some(other) = &mut self.other {
+            return other.server("now");
+        }
         self.launch("config");
     }
 
     /// The same; it begins with a time in which only what was locked before can be locked.
     pub fn again_with_grace(&mut self) {
+        if let Some(other) = &mut self.other {
+            return other.server("grace");
+        }
         self.launch("config-grace");
     }
 
     /// Kills it.
     pub fn kill(&mut self) {
+        if let Some(other) = &mut self.other {
+            return other.server("stop");
+        }
         if let Some(mut child) = self.ganesha.take() {
             let _ = child.kill();
             let _ = child.wait();
         }
     }
 
-    /// Where its files are on this machine, for who is in its mounts.
+    /// Where the files of a server of this machine are, for who is in its mounts.
     pub fn files(&self) -> PathBuf {
         self.dir.join("files")
+    }
+
+    /// A directory of this machine, on another file system than the server's.
+    pub fn beside(&self) -> PathBuf {
+        let dir = self.dir.join("beside");
+        std::fs::create_dir(&dir).unwrap();
+        dir
+    }
+
+    /// What is exported, on the server's machine (which is this one for who is in its mounts), and the shell there if that is another one.
+    fn at(&self, name: &str) -> (PathBuf, Option<&Other>) {
+        let other = self.other.as_ref();
+        let files = other.map_or_else(|| self.files(), |_| "/files".into());
+        (if name.is_empty() { files } else { files.join(name) }, other)
+    }
+
+    /// A file, as who is on the server's machine sees it.
+    pub fn read(&self, name: &str) -> Vec<u8> {
+        let (file, other) = self.at(name);
+        other.map_or_else(
+            || std::fs::read(&file).unwrap(),
+            |other| other.run(&format!("cat {}", quoted(&file))),
+        )
+    }
+
+    /// Somebody there writes it, whole.
+    pub fn write(&self, name: &str, text: &str) {
+        let (file, other) = self.at(name);
+        match other {
+            None => std::fs::write(file, text).unwrap(),
+            Some(other) => {
+                let (text, file) = (quoted(Path::new(text)), quoted(&file));
+                other.run(&format!("printf %s {text} >{file}"));
+            }
+        }
+    }
+
+    /// Empty files, named by a number behind what all their names begin with.
+    pub fn write_many(&self, name: &str, count: usize) {
+        let (file, other) = self.at(name);
+        match other {
+            None => (0..count).for_each(|n| self.write(&format!("{name}{n}"), "")),
+            Some(other) => {
+                let each =
+                    format!("for n in $(seq 0 {}); do : >{}$n; done", count - 1, quoted(&file));
+                other.run(&each);
+            }
+        }
+    }
+
+    /// Somebody there makes a directory.
+    pub fn mkdir(&self, name: &str) {
+        let (dir, other) = self.at(name);
+        match other {
+            None => std::fs::create_dir(dir).unwrap(),
+            Some(other) => drop(other.run(&format!("mkdir {}", quoted(&dir)))),
+        }
+    }
+
+    /// Somebody there renames it.
+    pub fn rename(&self, from: &str, to: &str) {
+        let ((from, other), (to, _)) = (self.at(from), self.at(to));
+        match other {
+            None => std::fs::rename(from, to).unwrap(),
+            Some(other) => drop(other.run(&format!("mv {} {}", quoted(&from), quoted(&to)))),
+        }
+    }
+
+    /// Somebody there changes its mode.
+    pub fn chmod(&self, name: &str, mode: u32) {
+        let (file, other) = self.at(name);
+        match other {
+            None => std::fs::set_permissions(file, PermissionsExt::from_mode(mode)).unwrap(),
+            Some(other) => drop(other.run(&format!("chmod {mode:o} {}", quoted(&file)))),
+        }
+    }
+
+    /// Its user and group there.
+    pub fn owner(&self, name: &str) -> (u32, u32) {
+        let (file, other) = self.at(name);
+        let Some(other) = other else {
+            let there = std::fs::metadata(file).unwrap();
+            return (there.uid(), there.gid());
+        };
+        let said = other.run(&format!("stat -c '%u %g' {}", quoted(&file)));
+        let said = String::from_utf8(said).unwrap();
+        let (user, group) = said.trim().split_once(' ').unwrap();
+        (user.parse().unwrap(), group.parse().unwrap())
+    }
+
+    /// The names in the root there.
+    pub fn count(&self) -> usize {
+        let (files, other) = self.at("");
+        let Some(other) = other else { return std::fs::read_dir(files).unwrap().count() };
+        let said = String::from_utf8(other.run(&format!("ls -A {} | wc -l", quoted(&files))));
+        said.unwrap().trim().parse().unwrap()
+    }
+
+    /// Whether it is a directory there.
+    pub fn is_dir(&self, name: &str) -> bool {
+        let (dir, other) = self.at(name);
+        other.map_or_else(
+            || dir.is_dir(),
+            |other| {
+                other.run(&format!("[ ! -d {} ] || printf yes", quoted(&dir))).starts_with(b"yes")
+            },
+        )
     }
 
     pub fn url(&self, version: u32) -> Url {
@@ -219,6 +397,14 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        if let Some(other) = &mut self.other {
+            // (A test that has failed already says why.)
+            if other.stopped && !std::thread::panicking() {
+                other.server("now");
+            }
+            let _ = std::fs::remove_dir_all(&self.dir);
+            return;
+        }
         self.kill();
         for child in &mut self.children {
             let _ = child.kill();

@@ -232,7 +232,7 @@ fn size_and_load_decide() {
     assert!(small(&name(&dispatcher, dispatcher.run(encode(4096)).1)));
     // Others do what it does not come to, in the threads of the CPU's own queue.
     let (work, result) = from.recv().unwrap();
-    assert!(small(&result.unwrap()));
+    assert!(small(&name(&dispatcher, result)));
     assert!(is_right(&code, &work));
     far.shut(false);
     for _ in 0..20 {
