@@ -539,6 +539,8 @@ pub trait FileSystem: Send + Sync + 'static {
     fn begin_fsync(&self, handle: Handle, data_only: bool, ended: Ended<()>) {
         ended(self.fsync(handle, data_only));
     }
+    /// The file is likely to be synced next: what that takes may be begun. Never waits, and promises nothing.
+    fn expect_fsync(&self, _handle: Handle) {}
     /// Begins an [`fsync_inode`](Self::fsync_inode).
     fn begin_fsync_inode(&self, caller: &Caller<'_>, ino: InodeId, ended: Ended<()>) {
         ended(self.fsync_inode(caller, ino));

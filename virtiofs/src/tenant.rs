@@ -312,6 +312,10 @@ impl FileSystem for Tenant {
         self.fs.waiting()
     }
 
+    fn expect_fsync(&self, handle: Handle) {
+        self.fs.expect_fsync(handle);
+    }
+
     fn begin_read(&self, handle: Handle, offset: u64, len: usize, ended: Ended<Vec<u8>>) {
         self.fs.begin_read(handle, offset, len, ended);
     }

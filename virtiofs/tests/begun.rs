@@ -28,6 +28,7 @@ struct State {
     syncing: usize,
     synced: usize,
     released: usize,
+    expected: usize,
     begun: VecDeque<Box<dyn FnOnce(Result<()>) + Send>>,
 }
 
@@ -87,6 +88,10 @@ impl FileSystem for Slow {
 
     fn begin_write(&self, _: Handle, offset: u64, data: Vec<u8>, _: bool, ended: Ended<Written>) {
         self.begin(move |result| ended(result.map(|()| Written { len: data.len(), offset })));
+    }
+
+    fn expect_fsync(&self, _: Handle) {
+        self.change(|state| state.expected += 1);
     }
 
     fn release(&self, handle: Handle) {
@@ -351,4 +356,27 @@ fn no_more_is_under_way_than_there_are_descriptors() {
     }
     let asked = guest.call(op::GETATTR, ROOT, &[GetattrIn::default().as_bytes()]).unwrap();
     assert_eq!(asked.error, 0);
+}
+
+/// Who writes twice and syncs, again and again, is expected to sync when it has written twice; who does not is not.
+#[test]
+fn a_sync_is_expected_where_one_has_come_so_far() {
+    let slow = Slow::new(Waiting::Together);
+    slow.change(|state| state.open = true);
+    let host = Host::of(slow.clone(), Options::default(), scratch());
+    let mut guest = host.guest(config());
+    let (node, fh) = create(&mut guest, 1, ROOT, b"f");
+    let mut round = |writes: usize| {
+        for _ in 0..writes {
+            let wrote = guest.call_on(1, op::WRITE, node, &[&write_in(fh, 0, 4)], b"mine", 0);
+            assert_eq!(wrote.unwrap().error, 0);
+        }
+        let expected = slow.state.lock().unwrap().expected;
+        let arg = FsyncIn { fh: fh.into(), ..FsyncIn::default() };
+        assert_eq!(guest.call(op::FSYNC, node, &[arg.as_bytes()]).unwrap().error, 0);
+        expected
+    };
+    let seen: Vec<usize> = [2, 2, 2, 2, 2, 2, 1, 1, 3, 2, 3, 0, 0].map(&mut round).into();
+    // Four alike, and from the fifth on it is known; what is otherwise once ends that.
+    assert_eq!(seen, [0, 0, 0, 0, 1, 2, 2, 2, 2, 2, 2, 2, 2]);
 }

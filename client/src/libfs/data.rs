@@ -1186,6 +1186,18 @@ impl<H: Host> LibFsOn<H> {
         })
     }
 
+    /// Lets the service begin what [`sync_own`](Self::sync_own) will wait for, if it is known without asking.
+    pub(crate) fn begin_sync(&self, inode: &Inode<H>) {
+        let Some(session) = self.current() else { return };
+        let last = {
+            let state = inode.state.read();
+            (state.session == session.number).then_some(state.last)
+        };
+        if let Some(last) = last {
+            session.begin_sync(last);
+        }
+    }
+
     /// Waits until all that was done to the inode is persistent everywhere. What this process did, and was lost with a session, is
     /// an error, once for each who has it open, and for each who waited for it.
     pub(crate) fn sync_inode(&self, inode: &Inode<H>, open: Option<&Open<H>>) -> Result<()> {

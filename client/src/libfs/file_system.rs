@@ -217,6 +217,14 @@ impl<H: Host> FileSystem for LibFsOn<H> {
         Waiting::Together
     }
 
+    fn expect_fsync(&self, handle: Handle) {
+        if let Ok(open) = self.handle(handle)
+            && !is_in_one(open.inode.ino)
+        {
+            self.begin_sync(&open.inode);
+        }
+    }
+
     fn fsync(&self, handle: Handle, _data_only: bool) -> Result<()> {
         let open = self.handle(handle)?;
         if is_in_one(open.inode.ino) { Ok(()) } else { self.sync_open(&open) }

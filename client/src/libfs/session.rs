@@ -260,14 +260,21 @@ impl<H: Host> Session<H> {
 
     /// Waits until everything up to `sequence` is persistent on every member of the chain.
     pub fn sync(&self, sequence: Sequence) -> Result<()> {
-        let done = || self.segment.word(control::REPLICATED) >= sequence.0;
-        if done() {
+        if !self.begin_sync(sequence) {
             return Ok(());
+        }
+        self.segment.wait_until(|| self.segment.word(control::REPLICATED) >= sequence.0)
+    }
+
+    /// Has the service see to that, without waiting for it; false if it is so already.
+    pub fn begin_sync(&self, sequence: Sequence) -> bool {
+        if self.segment.word(control::REPLICATED) >= sequence.0 {
+            return false;
         }
         self.segment.memory.raise(control::LAST_SEQUENCE, self.last().0);
         self.segment.memory.raise(control::SYNC_REQUEST, sequence.0);
         self.segment.ring(true);
-        self.segment.wait_until(done)
+        true
     }
 
     /// Asks the service; the reply's body (after its status) lies in `out`, from byte 8 on.

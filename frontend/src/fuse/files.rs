@@ -264,6 +264,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
             self.fs.write_pieces(opened.handle, at, call.data, append)?
         };
         self.counters.bytes_written.fetch_add(written.len as u64, Ordering::Relaxed);
+        self.note_rhythm(arg.fh.get(), false);
         let misplaced = append && written.offset != at;
         if (opened.direct || opened.appends && misplaced)
             && !mapped
@@ -299,6 +300,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
         let arg: &FsyncIn = args.take()?;
         args.end()?;
         let handle = self.opened(arg.fh.get(), call.ino)?.handle;
+        self.note_rhythm(arg.fh.get(), true);
         let data_only = arg.fsync_flags.get() & FSYNC_FDATASYNC != 0;
         let Some(later) = self.hold_sync(sink) else {
             self.fs.fsync(handle, data_only)?;

@@ -10,7 +10,7 @@
 
 use std::collections::HashMap;
 use std::io::IoSlice;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
@@ -265,6 +265,37 @@ pub(super) struct Entry {
     opened: Opened,
     /// Gives the handle back at last, where requests may be begun that go on when the kernel has given it back.
     used: Option<Arc<AtLast>>,
+    rhythm: Rhythm,
+}
+
+/// How an open file is synced. Who writes so and so often and then syncs, again and again, does it once more: between the last write and the
+/// sync lies the way of a reply and of a request, in which what the sync takes can be under way.
+#[derive(Default)]
+struct Rhythm {
+    /// Writes since the last sync, and those between the two before that.
+    writes: AtomicU32,
+    usual: AtomicU32,
+    /// Syncs one after the other that came after so many writes.
+    kept: AtomicU32,
+}
+
+/// After so many it is believed.
+const RHYTHM: u32 = 3;
+
+impl Rhythm {
+    /// One more write; whether a sync is expected now.
+    fn wrote(&self) -> bool {
+        let writes = self.writes.load(Ordering::Relaxed).saturating_add(1);
+        self.writes.store(writes, Ordering::Relaxed);
+        self.kept.load(Ordering::Relaxed) >= RHYTHM && writes == self.usual.load(Ordering::Relaxed)
+    }
+
+    fn synced(&self) {
+        let writes = self.writes.swap(0, Ordering::Relaxed);
+        let same = writes > 0 && writes == self.usual.swap(writes, Ordering::Relaxed);
+        let kept = if same { self.kept.load(Ordering::Relaxed).saturating_add(1) } else { 0 };
+        self.kept.store(kept, Ordering::Relaxed);
+    }
 }
 
 /// One request on its way through a handler.
@@ -983,13 +1014,29 @@ impl<F: FileSystem + ?Sized> Server<F> {
         opened.get(&fh).and_then(|entry| entry.used.clone()).ok_or(Errno::BADF)
     }
 
+    /// Notes that a file was written to, or synced, and has what a sync takes begun where one is expected.
+    pub(super) fn note_rhythm(&self, fh: u64, synced: bool) {
+        if self.waiting != Waiting::Together {
+            return;
+        }
+        let opened = self.opened.read().unwrap_or_else(PoisonError::into_inner);
+        let Some(entry) = opened.get(&fh) else { return };
+        if synced {
+            entry.rhythm.synced();
+        } else if entry.rhythm.wrote() {
+            let handle = entry.opened.handle;
+            drop(opened);
+            self.fs.expect_fsync(handle);
+        }
+    }
+
     fn insert(&self, fh: u64, opened: Opened) {
         let used = (self.waiting != Waiting::Each).then(|| {
             let (fs, handle) = (self.fs.clone(), opened.handle);
             self.syncs.at_last(Box::new(move || fs.release(handle)))
         });
         let mut all = self.opened.write().unwrap_or_else(PoisonError::into_inner);
-        all.insert(fh, Entry { opened, used });
+        all.insert(fh, Entry { opened, used, rhythm: Rhythm::default() });
     }
 
     /// Gives a handle back to the file system: now, or when what was begun with it has ended.
