@@ -280,3 +280,9 @@ fn what_cannot_be_done_is_given_back() {
     assert_eq!(rest.len(), QUEUE_MAX + 9);
     assert!(done >= QUEUE_MAX);
 }
+
+/// A task moves through several hands: it is small.
+#[test]
+fn a_task_is_small() {
+    assert!(size_of::<Work>() <= 64, "{}", size_of::<Work>());
+}

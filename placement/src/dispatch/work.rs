@@ -55,19 +55,30 @@ impl Buffers {
     /// Calls `each` with the chunks as slices, which need no memory of their own where they are few, as they mostly are: a stripe of
     /// 64 KiB takes two microseconds.
     fn with_slices<T>(&mut self, each: impl FnOnce(&[&[u8]], &mut [&mut [u8]]) -> T) -> T {
-        const FEW: usize = 16;
-        let (inputs, outputs) = (self.inputs.len(), self.outputs.len());
-        if inputs > FEW || outputs > FEW {
-            let inputs: Vec<&[u8]> = self.inputs.iter().map(|input| &**input).collect();
-            let mut outputs: Vec<&mut [u8]> =
-                self.outputs.iter_mut().map(Vec::as_mut_slice).collect();
-            return each(&inputs, &mut outputs);
+        match (self.inputs.len(), self.outputs.len()) {
+            (0..=8, 0..=4) => self.with_few::<8, 4, T>(each),
+            (0..=16, 0..=16) => self.with_few::<16, 16, T>(each),
+            _ => self.with_many(each),
         }
-        let mut some_inputs: [&[u8]; FEW] = [&[]; FEW];
+    }
+
+    fn with_many<T>(&mut self, each: impl FnOnce(&[&[u8]], &mut [&mut [u8]]) -> T) -> T {
+        let inputs: Vec<&[u8]> = self.inputs.iter().map(|input| &**input).collect();
+        let mut outputs: Vec<&mut [u8]> = self.outputs.iter_mut().map(Vec::as_mut_slice).collect();
+        each(&inputs, &mut outputs)
+    }
+
+    /// The same of `I` inputs and `O` outputs at most.
+    fn with_few<const I: usize, const O: usize, T>(
+        &mut self,
+        each: impl FnOnce(&[&[u8]], &mut [&mut [u8]]) -> T,
+    ) -> T {
+        let (inputs, outputs) = (self.inputs.len(), self.outputs.len());
+        let mut some_inputs: [&[u8]; I] = [&[]; I];
         for (slice, input) in some_inputs.iter_mut().zip(&self.inputs) {
             *slice = input;
         }
-        let mut some_outputs: [&mut [u8]; FEW] = std::array::from_fn(|_| <&mut [u8]>::default());
+        let mut some_outputs: [&mut [u8]; O] = std::array::from_fn(|_| <&mut [u8]>::default());
         for (slice, output) in some_outputs.iter_mut().zip(&mut self.outputs) {
             *slice = output;
         }
@@ -105,7 +116,7 @@ pub enum Work {
         /// Reweights of devices.
         reweights: Arc<Vec<u32>>,
         /// Where, afterwards.
-        batch: Option<Batch>,
+        batch: Option<Box<Batch>>,
     },
 }
 
@@ -177,7 +188,7 @@ impl Work {
             Self::Place { placer, rule, inputs, width, reweights, batch } => {
                 let mut workspace = Workspace::default();
                 let placed = placer.place_many(*rule, inputs, *width, reweights, &mut workspace);
-                *batch = Some(placed.map_err(|error| error.to_string())?);
+                *batch = Some(Box::new(placed.map_err(|error| error.to_string())?));
                 Ok(())
             }
         }
