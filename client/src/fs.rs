@@ -736,6 +736,10 @@ pub trait FileSystem: Send + Sync + 'static {
     fn may_cache(&self, _ino: InodeId) -> bool {
         false
     }
+    /// Whether a kernel may have pages of files that are open. If not, they are opened past them: each read and write is asked for.
+    fn has_pages(&self) -> bool {
+        true
+    }
     /// What it promises to invalidate. Asked once.
     fn caching(&self) -> Caching {
         if self.may_cache(InodeId::ROOT) { Caching::All } else { Caching::Nothing }

@@ -183,8 +183,9 @@ pub struct VirtiofsArgs {
     /// Access control lists, where the back end keeps them (implies --xattr)
     #[arg(long, value_enum, value_name = "WHEN", num_args = 0..=1, require_equals = true, default_value = "never", default_missing_value = "always")]
     posix_acl: Acl,
-    /// What the guest's kernel keeps without asking. auto, never: nothing, so that it sees at once what others change. metadata: names and
-    /// attributes; always: data as well. These two are for a directory that nobody else changes
+    /// What the guest's kernel keeps without asking. auto: nothing, so that it sees at once what others change, but for pages of files that are
+    /// open, which go when the file is seen to have changed; never: not even those, so that a read is one request and not two (before Linux
+    /// 6.6 no file can be mapped to be shared then). metadata: names and attributes; always: data as well. These two are for a directory that nobody else changes
     #[arg(long, value_enum, default_value = "auto")]
     cache: Cache,
     /// Refused: a write is in the file system when it returns
@@ -478,7 +479,8 @@ impl VirtiofsArgs {
             xattr: self.xattr || acl,
             acl,
             keeps: match self.cache {
-                Cache::Auto | Cache::Never => Keeps::Nothing,
+                Cache::Never => Keeps::NoPages,
+                Cache::Auto => Keeps::Nothing,
                 Cache::Metadata => Keeps::Metadata,
                 Cache::Always => Keeps::All,
             },

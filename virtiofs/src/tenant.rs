@@ -35,7 +35,9 @@ pub struct Options {
 /// What a guest's kernel keeps. Nobody can take it away from there: all but nothing is for a directory that nobody else changes.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub enum Keeps {
-    /// It asks each time.
+    /// It asks each time, also for data: it has no pages of a file.
+    NoPages,
+    /// It asks each time; pages of a file that is open go when it is seen to have changed.
     #[default]
     Nothing,
     /// Names and attributes.
@@ -139,6 +141,10 @@ impl Tenant {
 
     fn may_change(&self) -> Result<()> {
         if self.options.readonly { Err(Errno::ROFS) } else { Ok(()) }
+    }
+
+    fn keeps_something(&self) -> bool {
+        matches!(self.options.keeps, Keeps::Metadata | Keeps::All)
     }
 
     fn has_xattr(&self) -> Result<()> {
@@ -472,11 +478,15 @@ impl FileSystem for Tenant {
 
     /// No guest's kernel can be told that something has changed: it asks each time, unless it is said that nothing will.
     fn caching(&self) -> Caching {
-        if self.options.keeps == Keeps::Nothing { Caching::Nothing } else { Caching::All }
+        if self.keeps_something() { Caching::All } else { Caching::Nothing }
     }
 
     fn may_cache(&self, _: InodeId) -> bool {
-        self.options.keeps != Keeps::Nothing
+        self.keeps_something()
+    }
+
+    fn has_pages(&self) -> bool {
+        self.options.keeps != Keeps::NoPages
     }
 
     fn has_cached(&self, _: InodeId) -> bool {

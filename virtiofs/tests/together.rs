@@ -206,3 +206,19 @@ fn one_whose_requests_do_not_come_back_holds_up_nobody() {
     assert_eq!(back, (1..=STUCK).collect::<Vec<_>>());
     getattr(&mut slow, ROOT);
 }
+
+/// A guest that shall have no pages has files opened past them; others have not.
+#[test]
+fn who_keeps_no_pages_reads_past_them() {
+    const DIRECT_IO: u32 = 1;
+    let fs: Arc<dyn FileSystem> = Arc::new(NullFs::default());
+    for (n, keeps) in [Keeps::NoPages, Keeps::Nothing, Keeps::Metadata].into_iter().enumerate() {
+        let host = tenant(&fs, b"/", keeps);
+        let mut guest = host.guest(Config::default());
+        let (node, _) = create(&mut guest, 1, ROOT, format!("f{n}").as_bytes());
+        let opened = guest.call(op::OPEN, node, &[OpenIn::default().as_bytes()]).unwrap();
+        let (open, _) = OpenOut::read_from_prefix(&opened.body).unwrap();
+        assert_eq!(open.open_flags.get() & DIRECT_IO != 0, keeps == Keeps::NoPages, "{keeps:?}");
+        assert_eq!(getattr(&mut guest, node).attr_valid.get() == 0, n < 2, "{keeps:?}");
+    }
+}

@@ -57,7 +57,7 @@ impl<F: FileSystem + ?Sized> Server<F> {
     fn open_out(&self, fh: u64, ino: InodeId, attr: Option<&Attr>, asked: u32) -> OpenOut {
         let keep = self.may_keep_pages(ino, attr);
         let mut flags = if keep { FOPEN_KEEP_CACHE } else { 0 };
-        if goes_past_to_append(asked) || self.reads_direct(asked) {
+        if goes_past_to_append(asked) || self.reads_direct(asked) || !self.fs.has_pages() {
             flags |= FOPEN_DIRECT_IO;
         }
         if self.goes_direct(asked) {
