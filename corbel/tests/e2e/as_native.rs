@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
-use super::harness::{Cluster, TESTS, limited, text, wait_for};
+use super::harness::{Cluster, TESTS, limited, others_reach, text, wait_for};
 
 /// Compiles a program of `tests/run`; none without a compiler.
 fn compile(cluster: &Cluster, name: &str, args: &[&str]) -> Option<PathBuf> {
@@ -130,6 +130,9 @@ fn in_namespaces_of_its_own_a_program_finds_what_is_there() {
 /// Who calls himself root is whom the service knows.
 #[test]
 fn in_a_user_namespace_an_ordinary_user_keeps_what_he_makes() {
+    if !others_reach() {
+        return;
+    }
     let Some(cluster) = Cluster::new(1, "64MiB") else { return };
     let words = ["bash".to_owned(), script("users.sh")];
     let user = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "env", "HOME=/tmp"];

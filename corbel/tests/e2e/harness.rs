@@ -101,6 +101,25 @@ pub fn signal(pid: Pid, signal: Signal) {
     kill_process(pid, signal).expect("the process runs");
 }
 
+/// Whether other users can come to these programs: a tree in somebody's own directory (mode 700) keeps them out, and tests that run as
+/// others cannot run there. Says so where it is so.
+pub fn others_reach() -> bool {
+    let everybody = |dir: &&Path| {
+        let meta = fs::metadata(dir).expect("a directory above a program");
+        std::os::unix::fs::PermissionsExt::mode(&meta.permissions()) & 1 != 0
+    };
+    let program = Path::new(CORBEL);
+    let closed = program.ancestors().skip(1).find(|dir| !everybody(dir));
+    if let Some(dir) = closed {
+        eprintln!(
+            "skipped: other users cannot come to {}: chmod o+x {}, or another directory",
+            program.display(),
+            dir.display()
+        );
+    }
+    closed.is_none()
+}
+
 /// What the mount table says of a directory.
 pub fn mounted(point: &Path) -> Option<String> {
     let table = fs::read_to_string("/proc/self/mounts").expect("/proc");

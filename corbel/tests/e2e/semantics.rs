@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use super::harness::{CORBEL, Cluster, TESTS, limited, mounted, text};
+use super::harness::{CORBEL, Cluster, TESTS, limited, mounted, others_reach, text};
 
 fn cluster() -> Option<Cluster> {
     Cluster::new(3, "256MiB")
@@ -134,6 +134,9 @@ fn rights_end_as_on_other_file_systems() {
 /// session, not the memory that it shared, not the descriptors; nor have the programs that it starts.
 #[test]
 fn who_gives_up_rights_parts_from_the_session() {
+    if !others_reach() {
+        return;
+    }
     let Some(cluster) = cluster() else { return };
     let dir = cluster.mount(1).join("parted");
     fs::create_dir(&dir).unwrap();
