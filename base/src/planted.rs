@@ -792,6 +792,10 @@ pub enum Bug {
     LossUnread = 528,
     /// A client that has ended is forgotten before all have what it did.
     LossOfGone = 529,
+    /// A client is granted a file before what others did to it is in the ring of its node.
+    EarlyUnkept = 540,
+    /// A lease that was granted early says that every member has what others did.
+    EarlyVouches = 541,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2609,6 +2613,16 @@ impl Bug {
             Bug::LossOfGone,
             "loss-of-gone",
             "an fsync vouches for what a process has written that has ended, and that the head alone had",
+        ),
+        (
+            Bug::EarlyUnkept,
+            "early-unkept",
+            "what was done next is in the stream before what it was done to",
+        ),
+        (
+            Bug::EarlyVouches,
+            "early-vouches",
+            "an fsync returns before every member has what another process of the node wrote",
         ),
         (
             Bug::LevelIgnored,

@@ -146,6 +146,8 @@ verbs! {
     Integrity = "integrity",
     /// The mount beside ext4 and a pass-through: names, reads, writes, fsync, a build
     Mount = "mount",
+    /// Make, its compilers and the linker: the mount, and under `corbel run`, where each is a process of its own that reads what others wrote
+    Build = "build",
     /// What certificates and encryption cost between nodes, against plain TCP
     Doors = "doors",
     /// Links of 1 Gbit/s, in network namespaces: replicated bytes against what such a link takes (as root)
@@ -401,6 +403,12 @@ pub const BENCHES: &[Row] = &[
             ("fsync_append_vs_passed", Asked::Max(1.0)),
         ],
         run: mount::mount,
+    },
+    Row {
+        name: "build",
+        about: "a package of C, made on the mount and under `corbel run`, in turns; seconds, and their ratio (below 1: `run` is faster)",
+        asked: &[("run_over_mount", Asked::Max(0.9))],
+        run: mount::build_bench,
     },
     Row {
         name: "doors",

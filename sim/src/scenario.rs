@@ -257,6 +257,23 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
+        name: "early-vouches",
+        tells: "processes of the head's node sync files that others of it write, and so on",
+        make: |p, _| {
+            use Kind::{Create, Write};
+            p.favour = vec![Create, Write, Write, Write, Write, Write];
+            (p.clients_at, p.pace, p.ops, p.syncs) = (vec![0, 0, 0], 200 * US, 3000, 6);
+            p.script = (0..3).fold(Script::new(3), |script, c| {
+                let ahead = When::SyncedAhead(c, 0, 1);
+                script.then(20 * MS, When::Whole, &[(0, Fault::LinkDown(0, 1), 20 * MS)]).then(
+                    0,
+                    ahead,
+                    &[(0, Fault::Crash(0), 300 * MS)],
+                )
+            });
+        },
+    },
+    Scenario {
         name: "sync-joint-alone",
         tells: "processes sync directories that others use as well, and so on",
         make: |p, _| {

@@ -9,7 +9,7 @@ use base::planted::{Bug, planted};
 use base::{Errno, InodeId, Sequence};
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::{self, Op, RawHeader, Stamp, mask, op};
-use storage::format::rpc::{self, Request};
+use storage::format::rpc::{self, InodeRecord, Request};
 use storage::limits::{BLOCK_BYTES, FILE_SIZE_MAX, LANE_BYTES_MIN, PAYLOAD_MAX};
 
 use super::host::Host;
@@ -1228,11 +1228,12 @@ impl<H: Host> LibFsOn<H> {
     }
 
     /// Sees to it that every member has what others had done to the inode when this began: a program may sync what another one has
-    /// written (the checkpointer of a database does). Whoever has a lease knows that they have: it was granted for that.
+    /// written (the checkpointer of a database does). Whoever has a lease knows that they have, if it was granted for that
+    /// ([`State::vouches`]).
     fn sync_others(&self, inode: &Inode<H>) -> Result<()> {
         let known = |session| {
             let state = inode.state.read();
-            !state.is_joint() && self.holds(session, &state, LeaseMode::Read)
+            state.vouches() && self.holds(session, &state, LeaseMode::Read)
         };
         if self.current().is_some_and(known) || planted(Bug::SyncOwnOnly) {
             return Ok(());
@@ -1240,16 +1241,25 @@ impl<H: Host> LibFsOn<H> {
         let synced = self.run(|turn| {
             turn.syncs = true;
             let mut state = inode.state.write();
-            if turn.shown(inode.ino).is_some() {
-                // A lease was granted since this began, whether it still holds or not.
-                return Ok(());
-            }
-            self.hold(turn, inode.ino, &mut state, LeaseMode::Read, 0)?;
-            if !state.is_joint() || planted(Bug::SyncJointAlone) {
-                return Ok(());
+            let is_file = |record: &InodeRecord| record.mode & S_IFMT == S_IFREG;
+            match turn.shown(inode.ino).map(is_file) {
+                // A lease was granted since this began, whether it still holds or not: what others had done is in the stream.
+                Some(true) => {}
+                // And on every member.
+                Some(false) => return Ok(()),
+                None => {
+                    self.hold(turn, inode.ino, &mut state, LeaseMode::Read, 0)?;
+                    if state.vouches() || state.is_joint() && planted(Bug::SyncJointAlone) {
+                        return Ok(());
+                    }
+                }
             }
             let (what, after, lease) = (Ask::Reach { ino: inode.ino }, Sequence(0), state.lease);
-            turn.ask(Question { what, after, lease, exact: false }).map(drop)
+            let (_, same) = turn.ask(Question { what, after, lease, exact: false })?;
+            if same && self.holds(turn.session, &state, LeaseMode::Read) {
+                state.early = None;
+            }
+            Ok(())
         });
         match synced {
             // There is no such inode any more, or this process cannot show that a name has led it there.

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
+use base::planted::{Bug, planted};
 use base::{Errno, InodeId, Sequence};
 use hashbrown::HashMap;
 use storage::format::control::{LeaseMode, LeaseWord};
@@ -100,6 +101,9 @@ impl Names {
 pub struct State {
     /// The lease under which all of the rest was learnt.
     pub lease: Granted,
+    /// Not every member may have what others had done to the file when the lease was granted (`rpc::WANT_EARLY`): the last own
+    /// operation on it then. Whatever was done since is behind that in the stream.
+    pub early: Option<Sequence>,
     /// Session (attachment) that the lease belongs to.
     pub session: u64,
     /// Attributes, own operations included.
@@ -370,6 +374,12 @@ impl State {
     /// The mode of the lease held last (whether it still holds is the segment's to say).
     pub fn mode(&self) -> LeaseMode {
         self.lease.word.mode()
+    }
+
+    /// Whether the lease held last, and own operations that are on every member, say that others' are, too.
+    pub fn vouches(&self) -> bool {
+        !self.is_joint()
+            && (self.early.is_none_or(|last| self.last > last) || planted(Bug::EarlyVouches))
     }
 
     /// Attributes as front ends see them.

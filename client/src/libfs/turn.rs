@@ -571,6 +571,7 @@ impl<H: Host> LibFsOn<H> {
         // An earlier close that the service was not told of yet must not take this pin away.
         let closed = flags & rpc::WANT_PIN != 0 && self.untell_closed(session, ino);
         let mut body = Vec::new();
+        let flags = flags | rpc::WANT_EARLY;
         let asked = session.call(&Request::Inode { ino, mode, flags }, after, &mut body);
         match asked {
             Ok(()) => {}
@@ -624,6 +625,11 @@ impl<H: Host> LibFsOn<H> {
         }
         if (state.last > after || !current) && !planted(Bug::OldAnswerInstalled) {
             return;
+        }
+        let early = flags & rpc::WANT_EARLY != 0 && reply.record.mode & S_IFMT == S_IFREG;
+        if granted != state.lease || state.early.is_some() {
+            // (Under the same lease it was found meanwhile that every member has all, or is not.)
+            state.early = early.then_some(state.last);
         }
         state.lease = granted;
         state.record = reply.record;
@@ -697,7 +703,7 @@ impl<H: Host> LibFsOn<H> {
         let after = session.known_after(last);
         let mut body = Vec::new();
         // A directory that others use, too, stays theirs for somebody who only comes by.
-        let flags = if mode == LeaseMode::Read { rpc::WANT_JOINT } else { 0 };
+        let flags = if mode == LeaseMode::Read { rpc::WANT_JOINT } else { 0 } | rpc::WANT_EARLY;
         let request = Request::Lookup { dir, name: &name, mode, flags };
         let known = match session.call(&request, after, &mut body) {
             Ok(()) => {
@@ -744,7 +750,7 @@ impl<H: Host> LibFsOn<H> {
         let last = if ours { state.last } else { Sequence(0) };
         let fresh = state.session <= session.number && session.known_after(last) <= after;
         if fresh {
-            self.install(session, &mut state, reply, 0, after);
+            self.install(session, &mut state, reply, rpc::WANT_EARLY, after);
         }
         fresh
     }

@@ -152,6 +152,18 @@ pub fn mount(bench: &Bench<'_>) -> Result<Measured> {
     Ok(measured)
 }
 
+/// The build alone, as often as it takes to see anything: on the mount, and by processes that have the volume themselves.
+pub fn build_bench(bench: &Bench<'_>) -> Result<Measured> {
+    let world = World::start(bench, World::plan(bench), &[1])?;
+    let corbel = world.local.mount_point(1);
+    let places = [("m", false), ("r", true)]
+        .map(|(dir, under_run)| Place { dir: corbel.join(dir), under_run });
+    let rounds = if bench.quick { 3 } else { 9 };
+    let times = in_turns(rounds, &places, |place, round| build(&world, place, round).map(Some))?;
+    let [Some(mount), Some(run)] = times[..] else { return Ok(Measured::new()) };
+    Ok(vec![("mount_s", mount), ("run_s", run), ("run_over_mount", run / mount)])
+}
+
 /// What is measured at each place, each time beginning with the next one; the middle of it.
 fn in_turns(
     rounds: usize,

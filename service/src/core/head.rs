@@ -8,7 +8,9 @@ use base::planted::{Bug, planted};
 use base::{ClientId, InodeId, Nanos, NodeId, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
-use storage::format::rpc::{InodeRecord, WANT_JOINT, WANT_PIN, WANT_REACH, WANT_READ, WANT_WRITE};
+use storage::format::rpc::{
+    InodeRecord, WANT_EARLY, WANT_JOINT, WANT_PIN, WANT_REACH, WANT_READ, WANT_WRITE,
+};
 use storage::permission::{R, W};
 
 use super::lease::{Action, LeaseTable, Want};
@@ -29,8 +31,10 @@ pub(super) const NUMBERS_END: u64 = 1 << InodeId::BITS;
 pub(super) struct HeldGrant {
     ino: InodeId,
     want: Want,
-    /// The stream position that must be on every member.
+    /// The stream position that must be on every member ...
     until: StreamSeq,
+    /// ... or only in the ring here: who gets it is lost with what is there.
+    early: bool,
     /// Somebody else wants it already: it is recalled as soon as it is granted. A recall that
     /// overtook its grant would find nothing, and the grant would then stand against the table.
     recall: bool,
@@ -414,7 +418,8 @@ impl Node {
         // Whether the inode is there, and for whom, may lie in a log that is not fetched yet: it is judged
         // when nobody else writes.
         let judge = head.leases.is_written_beside(client, ino).then_some(flags);
-        let want = Want { client, token, mode, judge };
+        let early = flags & WANT_EARLY != 0;
+        let want = Want { client, token, mode, judge, early };
         if judge.is_none()
             && let Err(errno) = self.open_check(client, ino, flags)?
         {
@@ -458,8 +463,8 @@ impl Node {
     fn reach_wanted(&mut self, client: ClientId, ino: InodeId, token: u64) {
         let until = self.changed_by_others(ino, client);
         let Some(head) = self.part.head_mut() else { return };
-        let want = Want { client, token, mode: LeaseMode::None, judge: None };
-        head.held_grants.push(HeldGrant { ino, want, until, recall: false });
+        let want = Want { client, token, mode: LeaseMode::None, judge: None, early: false };
+        head.held_grants.push(HeldGrant { ino, want, until, early: false, recall: false });
         self.release_grants();
     }
 
@@ -530,18 +535,15 @@ impl Node {
                         continue;
                     }
                     let until = self.changed_by_others(ino, want.client);
-                    if until > self.member.all_acked
+                    let is_file = |r: InodeRecord| r.mode & S_IFMT == S_IFREG;
+                    let reads_here = until > self.member.all_acked
                         && want.client.node() == self.me()
-                        && self
-                            .volume
-                            .attr(ino)?
-                            .is_some_and(|r: InodeRecord| r.mode & S_IFMT == S_IFREG)
-                    {
-                        // Who gets it reads what is published here: that is done while the others take it.
-                        self.member.publish_now = true;
-                    }
+                        && self.volume.attr(ino)?.is_some_and(is_file);
+                    // Who gets it reads what is published here: that is done while the others take it.
+                    self.member.publish_now |= reads_here;
+                    let early = want.early && reads_here;
                     let Some(head) = self.part.head_mut() else { return Ok(()) };
-                    head.held_grants.push(HeldGrant { ino, want, until, recall: false });
+                    head.held_grants.push(HeldGrant { ino, want, until, early, recall: false });
                 }
             }
         }
@@ -571,12 +573,16 @@ impl Node {
         if head.held_grants.is_empty() || self.env.now < self.view.grants_from {
             return;
         }
-        let all = self.member.all_acked;
+        // What is in the ring here goes with this node's place in the chain, and with that the sessions of its clients: they see no
+        // more of each other's doings than what they lose together. And it is there after any restart before what they do next is.
+        let (all, kept) = (self.member.all_acked, self.ring.kept_to());
+        let kept = if planted(Bug::EarlyUnkept) { self.ring.last() } else { kept };
+        let is_free = |g: &HeldGrant| g.until <= all || g.early && g.until <= kept;
         let (free, held): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut head.held_grants).into_iter().partition(|g| g.until <= all);
+            std::mem::take(&mut head.held_grants).into_iter().partition(is_free);
         head.held_grants = held;
         let mut recalls = Vec::new();
-        for HeldGrant { ino, want, until, recall } in free {
+        for HeldGrant { ino, want, until, recall, .. } in free {
             self.env.counters.leases_granted += 1;
             // Another node may lag behind by everything; this one knows exactly.
             let local = want.client.node() == self.me();

@@ -21,6 +21,8 @@ pub struct Want {
     pub mode: LeaseMode,
     /// What is asked for beside the lease, if it is to be judged when the lease is granted.
     pub judge: Option<u8>,
+    /// It will do before every member has what others did (`rpc::WANT_EARLY`).
+    pub early: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -327,7 +329,8 @@ mod tests {
                 table.replace(client, &[(ino, LeaseMode::Write)], &mut out);
             }
             assert!(table.invariants().is_ok() && out.is_empty());
-            let want = Want { client: wants, token: 1, mode: LeaseMode::Write, judge: None };
+            let want =
+                Want { client: wants, token: 1, mode: LeaseMode::Write, judge: None, early: false };
             table.want(ino, want, &mut out);
             assert_eq!(out, [Action::Recall(uses, ino), Action::Recall(gave_back, ino)]);
             for client in order {
@@ -378,6 +381,7 @@ mod tests {
                         mode: [LeaseMode::Read, LeaseMode::Write, LeaseMode::Joint]
                             [random.below(3) as usize],
                         judge: None,
+                        early: false,
                     };
                     asked += 1;
                     table.want(InodeId(1 + random.below(3)), want, &mut out);

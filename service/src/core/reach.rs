@@ -162,7 +162,8 @@ impl Node {
         if !head.placing.asked.insert(ino) {
             return Ok(());
         }
-        let want = Want { client: SERVICE, token: 0, mode: LeaseMode::Write, judge: None };
+        let want =
+            Want { client: SERVICE, token: 0, mode: LeaseMode::Write, judge: None, early: false };
         let mut actions = Vec::new();
         head.leases.want(ino, want, &mut actions);
         self.act(actions)

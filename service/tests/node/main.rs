@@ -10,6 +10,7 @@ mod closing;
 mod coalesce;
 mod crash;
 mod crowds;
+mod early;
 mod epochs;
 mod fresh;
 mod given_back;

@@ -95,6 +95,10 @@ pub const WANT_JOINT: u8 = 8;
 /// waits for this one, if that is not for long. Who asks for several in the order of their numbers, each with this flag, gets them all:
 /// of two who do so one has the higher number and waits for nobody who waits for him.
 pub const WANT_TOGETHER: u8 = 16;
+/// Flag of `Inode` and `Lookup`: a lease on a regular file will do of which not every member has yet what others did to it, if this client's
+/// node has, and is lost only with the client's session. Who asks so vouches for nothing by the lease: before an fsync returns that has
+/// nothing of the client's own to wait for, done under it, it asks with [`WANT_REACH`].
+pub const WANT_EARLY: u8 = 32;
 /// Flag of `Inode`: no lease is wanted; the answer comes when every member has what others had done to the inode, as far as the head
 /// knows of it. For a directory that several clients use jointly: nobody's lease says that there.
 pub const WANT_REACH: u8 = 128;
