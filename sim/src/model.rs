@@ -130,6 +130,17 @@ struct Version {
     /// When it was made, counted in versions.
     at: u64,
     state: Rc<State>,
+    /// Sessions that have seen it, or what was made of it: as long as one of them lasts it is so.
+    seen: Vec<usize>,
+}
+
+/// Who has seen what is so from then on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Sight {
+    /// Whatever becomes of anybody: it is on every member.
+    Lasting,
+    /// A file: as long as the session lasts that has seen it, since its node has it. All else for good.
+    Early,
 }
 
 /// A version that another has certainly taken the place of.
@@ -172,7 +183,7 @@ pub struct Model {
 impl Model {
     /// A volume with an empty root.
     pub fn new(root: State) -> Self {
-        let first = Version { by: None, firm: true, at: 0, state: Rc::new(root) };
+        let first = Version { by: None, firm: true, at: 0, state: Rc::new(root), seen: Vec::new() };
         Self { inodes: BTreeMap::from([(1, vec![first])]), ..Self::default() }
     }
 
@@ -210,9 +221,9 @@ impl Model {
         }
         self.now += 1;
         for (ino, state) in changes {
-            let (by, at) = (Some((session, seq)), self.now);
+            let (by, at, seen) = (Some((session, seq)), self.now, Vec::new());
             let state = Rc::new(state);
-            self.inodes.entry(ino).or_default().push(Version { by, firm: false, at, state });
+            self.inodes.entry(ino).or_default().push(Version { by, firm: false, at, state, seen });
         }
     }
 
@@ -223,7 +234,8 @@ impl Model {
         let made = changes.into_iter().map(|(ino, state)| {
             let versions = self.inodes.entry(ino).or_default();
             let before = versions.last().cloned();
-            versions.push(Version { by, firm: true, at, state: Rc::new(state) });
+            let seen = Vec::new();
+            versions.push(Version { by, firm: true, at, state: Rc::new(state), seen });
             Made { ino, at, before }
         });
         made.collect()
@@ -291,8 +303,8 @@ impl Model {
             return;
         }
         for (ino, state) in changes {
-            let (by, state) = (Some((session, seq)), Rc::new(state));
-            self.inodes.entry(ino).or_default().push(Version { by, firm: false, at, state });
+            let (by, state, seen) = (Some((session, seq)), Rc::new(state), Vec::new());
+            self.inodes.entry(ino).or_default().push(Version { by, firm: false, at, state, seen });
         }
     }
 
@@ -413,8 +425,23 @@ impl Model {
     /// `seen` is what `by` (a session; `None`: the judge) sees of the inode. An error says why
     /// that cannot be.
     pub fn observe(&mut self, by: Option<usize>, ino: u64, seen: &State) -> Result<(), String> {
+        self.observe_with(Sight::Lasting, by, ino, seen)
+    }
+
+    /// The same of what a session is shown of a file before every member has it.
+    pub fn observe_early(&mut self, by: usize, ino: u64, seen: &State) -> Result<(), String> {
+        self.observe_with(Sight::Early, Some(by), ino, seen)
+    }
+
+    fn observe_with(
+        &mut self,
+        sight: Sight,
+        by: Option<usize>,
+        ino: u64,
+        seen: &State,
+    ) -> Result<(), String> {
         let gone = seen.is_gone();
-        let told = self.watch(by, ino, u64::MAX, gone, |state| state.shows(seen));
+        let told = self.watch(sight, by, ino, u64::MAX, gone, |state| state.shows(seen));
         let Some(chosen) =
             told.map_err(|may| format!("inode {ino}: seen {}; {may}", seen.summary()))?
         else {
@@ -422,7 +449,11 @@ impl Model {
         };
         let Some(versions) = self.inodes.get_mut(&ino) else { return Ok(()) };
         let mut kept: Vec<Version> = chosen.iter().map(|i| versions[*i].clone()).collect();
-        kept[0].by = None;
+        // What was before may be so again, once nobody is left who has seen this.
+        let early = !kept[0].seen.is_empty();
+        if !early {
+            kept[0].by = None;
+        }
         if kept.len() > 1 && seen.xattrs.is_none() {
             // Which it was is not known: whatever is done from here on is done to either.
             kept.truncate(1);
@@ -430,8 +461,12 @@ impl Model {
         } else if seen.xattrs.is_some() {
             Rc::make_mut(&mut kept[0].state).xattrs.clone_from(&seen.xattrs);
         }
+        if early {
+            kept.splice(..0, versions[..chosen[0]].iter().cloned());
+        }
+        let before = if early { chosen[0] } else { 0 };
         let all = std::mem::replace(versions, kept);
-        self.lose(ino, all.into_iter().enumerate().filter(|(i, _)| !chosen.contains(i)));
+        self.lose(ino, all.into_iter().enumerate().filter(|(i, _)| *i >= before && !chosen.contains(i)));
         Ok(())
     }
 
@@ -462,10 +497,13 @@ impl Model {
         {
             return Ok(());
         }
-        let may = self.watch(by.last().copied(), ino, since, gone, &fits);
+        let may = self.watch(Sight::Early, by.last().copied(), ino, since, gone, &fits);
+        // (Who was shown it lost it with his own session.)
+        let over = by.iter().filter_map(|s| self.sessions[*s].over).max();
+        let until = |l: &Lost| if by.contains(&l.session) { l.until } else { over.unwrap_or(0) };
         let mut lost = self.lost.get(&ino).into_iter().flatten();
         if may.is_err()
-            && lost.any(|l| by.contains(&l.session) && l.until > since && fits(&l.state))
+            && lost.any(|l| until(l) > since && fits(&l.state))
         {
             return Ok(());
         }
@@ -518,6 +556,7 @@ impl Model {
                 let s = &self.sessions[s];
                 s.alive || seq <= s.lo
             })
+            || v.seen.iter().any(|s| self.sessions[*s].alive)
     }
 
     /// The first version that may have been there at some moment since then.
@@ -529,6 +568,7 @@ impl Model {
     /// or the session knows its own.
     fn watch(
         &mut self,
+        sight: Sight,
         by: Option<usize>,
         ino: u64,
         since: u64,
@@ -568,14 +608,25 @@ impl Model {
         };
         let own = |v: &Version| v.by.is_some_and(|(s, _)| by == Some(s));
         // What came after it, before somebody looked, is not there.
-        if let Some(after) = versions.get(newest + 1).filter(|v| v.at <= since && !own(v))
-            && let Some((s, seq)) = after.by
-        {
-            self.sessions[s].hi = self.sessions[s].hi.min(seq - 1);
+        for after in versions[newest + 1..].iter().take_while(|v| v.at <= since && !own(v)) {
+            if let Some((s, seq)) = after.by {
+                self.sessions[s].hi = self.sessions[s].hi.min(seq - 1);
+            }
         }
         if own(&versions[newest]) {
             self.inodes.insert(ino, versions);
             return Ok(None);
+        }
+        let is_file = matches!(versions[oldest].state.body, Body::File(..));
+        if let (Sight::Early, Some(by), true) = (sight, by, is_file)
+            && versions[oldest].by.is_some()
+        {
+            let seen = &mut versions[oldest].seen;
+            if !seen.contains(&by) {
+                seen.push(by);
+            }
+            self.inodes.insert(ino, versions);
+            return Ok(Some(matching));
         }
         if let Some((s, seq)) = versions[oldest].by {
             self.sessions[s].lo = self.sessions[s].lo.max(seq);
@@ -605,6 +656,13 @@ impl Model {
         let all = self.inodes.get(&ino).into_iter().flatten().filter_map(|v| v.by);
         let newest: BTreeMap<_, _> = all.filter(|by| counts(*by)).collect();
         newest.into_iter().collect()
+    }
+
+    /// Whether one of those sessions has seen that operation on a file.
+    pub fn has_seen(&self, sessions: &[usize], operation: (usize, u64)) -> bool {
+        let is = |v: &&Version| v.by == Some(operation);
+        let mut all = self.inodes.values().flatten().filter(is);
+        all.any(|v| v.seen.iter().any(|s| sessions.contains(s)))
     }
 }
 

@@ -786,7 +786,7 @@ impl World<'_> {
             };
             let down = self.hosts[n].node.is_none();
             self.trace(|| format!("inode {ino} is settled: {}", state.summary()));
-            match self.model.observe(None, ino, &state) {
+            match self.model.observe_early(session, ino, &state) {
                 Err(_) if down => {}
                 other => other.map_err(|e| format!("node {} says: {e}", n + 1))?,
             }

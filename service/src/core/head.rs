@@ -33,7 +33,7 @@ pub(super) struct HeldGrant {
     want: Want,
     /// The stream position that must be on every member ...
     until: StreamSeq,
-    /// ... or only in the ring here: who gets it is lost with what is there.
+    /// ... or only in the ring here: whose node has it then waits until it is there, too.
     early: bool,
     /// Somebody else wants it already: it is recalled as soon as it is granted. A recall that
     /// overtook its grant would find nothing, and the grant would then stand against the table.
@@ -536,12 +536,11 @@ impl Node {
                     }
                     let until = self.changed_by_others(ino, want.client);
                     let is_file = |r: InodeRecord| r.mode & S_IFMT == S_IFREG;
-                    let reads_here = until > self.member.all_acked
-                        && want.client.node() == self.me()
+                    let pending = until > self.member.all_acked
                         && self.volume.attr(ino)?.is_some_and(is_file);
                     // Who gets it reads what is published here: that is done while the others take it.
-                    self.member.publish_now |= reads_here;
-                    let early = want.early && reads_here;
+                    self.member.publish_now |= pending && want.client.node() == self.me();
+                    let early = want.early && pending;
                     let Some(head) = self.part.head_mut() else { return Ok(()) };
                     head.held_grants.push(HeldGrant { ino, want, until, early, recall: false });
                 }
@@ -573,8 +572,8 @@ impl Node {
         if head.held_grants.is_empty() || self.env.now < self.view.grants_from {
             return;
         }
-        // What is in the ring here goes with this node's place in the chain, and with that the sessions of its clients: they see no
-        // more of each other's doings than what they lose together. And it is there after any restart before what they do next is.
+        // Who gets it early sees what is in the ring of its node (an agent waits for that), and so in the stream of any head under
+        // which its session goes on; after any restart it is there before what is done next to it.
         let (all, kept) = (self.member.all_acked, self.ring.kept_to());
         let kept = if planted(Bug::EarlyUnkept) { self.ring.last() } else { kept };
         let is_free = |g: &HeldGrant| g.until <= all || g.early && g.until <= kept;

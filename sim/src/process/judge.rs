@@ -706,10 +706,15 @@ impl World<'_> {
         };
         let own: Vec<usize> = process.attached.iter().map(|a| a.session).collect();
         let beside = self.lost_beside(c, &u.call);
-        let counts = |(session, _): &&(usize, u64)| match own.iter().position(|s| s == session) {
+        let alive = own.last().copied().filter(|own| self.model.is_alive(*own));
+        let counts = |(session, seq): &&(usize, u64)| match own.iter().position(|s| s == session) {
             Some(at) => at >= told || u.current == Some(*session),
             // What ends while it is synced may be lost with its node.
-            None => self.model.is_alive(*session) || beside.contains(session),
+            None => {
+                self.model.is_alive(*session)
+                    || beside.contains(session)
+                    || alive.is_some_and(|own| self.model.has_seen(&[own], (*session, *seq)))
+            }
         };
         u.newest.iter().filter(counts).copied().collect()
     }
