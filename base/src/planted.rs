@@ -796,6 +796,12 @@ pub enum Bug {
     EarlyUnkept = 540,
     /// A lease that was granted early says that every member has what others did.
     EarlyVouches = 541,
+    /// A head ends in order before the others have what clients did that are gone.
+    ClosedOwing = 542,
+    /// Nobody is told that what it has seen of a file, of clients of other nodes, is lost.
+    SeenUntold = 543,
+    /// A file is forgotten by LibFS before all have what was done to it, and its fsync waits for nothing.
+    EvictedUnsynced = 544,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2618,6 +2624,21 @@ impl Bug {
             Bug::EarlyUnkept,
             "early-unkept",
             "what was done next is in the stream before what it was done to",
+        ),
+        (
+            Bug::ClosedOwing,
+            "closed-owing",
+            "what others have seen is gone with a head that has ended in order",
+        ),
+        (
+            Bug::SeenUntold,
+            "seen-untold",
+            "an fsync vouches for what was seen of another node's client, and is lost",
+        ),
+        (
+            Bug::EvictedUnsynced,
+            "evicted-unsynced",
+            "an fsync of a file that was forgotten vouches for what not all have",
         ),
         (
             Bug::EarlyVouches,

@@ -385,11 +385,12 @@ impl<H: Host> LibFsOn<H> {
                 return true;
             }
             let Some(state) = inode.state.try_write() else { return true };
-            // Nobody has a directory open here whose fsync may follow: what of it is lost, or may be, is known
-            // by its state alone.
+            // What was done here, and not all have, an fsync that may follow waits for, although nobody has it open now. Of a directory
+            // nobody has it open here at all: what of it is lost is known by its state alone.
             let own = state.session == session.number && state.last > session.replicated();
-            let to_tell = own || state.losses != state.told;
-            let untold = to_tell && state.record.mode & S_IFMT == S_IFDIR;
+            let is_dir = state.record.mode & S_IFMT == S_IFDIR;
+            let own = own && (is_dir || !planted(Bug::EvictedUnsynced));
+            let untold = own || state.losses != state.told && is_dir;
             if state.open > 0 || untold || inode.shown.counts(now) {
                 return true;
             }

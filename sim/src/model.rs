@@ -466,7 +466,10 @@ impl Model {
         }
         let before = if early { chosen[0] } else { 0 };
         let all = std::mem::replace(versions, kept);
-        self.lose(ino, all.into_iter().enumerate().filter(|(i, _)| *i >= before && !chosen.contains(i)));
+        self.lose(
+            ino,
+            all.into_iter().enumerate().filter(|(i, _)| *i >= before && !chosen.contains(i)),
+        );
         Ok(())
     }
 
@@ -502,9 +505,7 @@ impl Model {
         let over = by.iter().filter_map(|s| self.sessions[*s].over).max();
         let until = |l: &Lost| if by.contains(&l.session) { l.until } else { over.unwrap_or(0) };
         let mut lost = self.lost.get(&ino).into_iter().flatten();
-        if may.is_err()
-            && lost.any(|l| until(l) > since && fits(&l.state))
-        {
+        if may.is_err() && lost.any(|l| until(l) > since && fits(&l.state)) {
             return Ok(());
         }
         may.map(drop).map_err(|may| format!("inode {ino}: {may}"))

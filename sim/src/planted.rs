@@ -31,6 +31,8 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (55..56, "service/tests/node/epochs.rs"),
     (528..530, "service/tests/node/past.rs"),
     (540..541, "service/tests/node/early.rs"),
+    (542..543, "service/tests/node/closing.rs"),
+    (543..544, "service/tests/node/past.rs"),
     (90..91, "service/tests/node/grants.rs"),
     (91..93, "service/tests/node/joins.rs"),
     (125..126, "service/tests/node/joins.rs"),

@@ -627,8 +627,8 @@ impl<H: Host> LibFsOn<H> {
             return;
         }
         let early = flags & rpc::WANT_EARLY != 0 && reply.record.mode & S_IFMT == S_IFREG;
-        if granted != state.lease || state.early.is_some() {
-            // (Under the same lease it was found meanwhile that every member has all, or is not.)
+        if granted != state.lease {
+            // (Under the same lease it was perhaps found meanwhile that every member has all.)
             state.early = early.then_some(state.last);
         }
         state.lease = granted;

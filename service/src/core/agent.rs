@@ -71,6 +71,8 @@ pub(super) struct Agent {
     pub ends: u64,
     /// Clients that are forgotten, although not all are known to have what they did: how far the stream was then.
     pub ended: BTreeMap<ClientId, StreamSeq>,
+    /// Files of which clients here were shown what others did, before all were known to have it: up to where in the stream.
+    pub seen_early: BTreeMap<InodeId, StreamSeq>,
 }
 
 impl Agent {
@@ -95,6 +97,7 @@ impl Agent {
             room_sought: None,
             ends: 0,
             ended: BTreeMap::new(),
+            seen_early: BTreeMap::new(),
         }
     }
 }

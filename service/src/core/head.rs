@@ -558,7 +558,7 @@ impl Node {
     }
 
     /// The last chunk that changed an inode for another client.
-    fn changed_by_others(&self, ino: InodeId, client: ClientId) -> StreamSeq {
+    pub(super) fn changed_by_others(&self, ino: InodeId, client: ClientId) -> StreamSeq {
         match self.member.dirty.get(&ino) {
             Some((seq, by, _)) if *by != client && !planted(Bug::GrantBeforeReplicated) => *seq,
             Some((.., before)) if !planted(Bug::JointBeforeReplicated) => *before,
@@ -572,7 +572,8 @@ impl Node {
         if head.held_grants.is_empty() || self.env.now < self.view.grants_from {
             return;
         }
-        // Who gets it early sees what is in the ring of its node (an agent waits for that), and so in the stream of any head under
+        // Who gets it early sees what is in the ring of its node (an agent waits for that; and this one puts there what is on its way, before it
+        // answers anybody: `stand_by_it`), and so in the stream of any head under
         // which its session goes on; after any restart it is there before what is done next to it.
         let (all, kept) = (self.member.all_acked, self.ring.kept_to());
         let kept = if planted(Bug::EarlyUnkept) { self.ring.last() } else { kept };
@@ -607,7 +608,10 @@ impl Node {
     /// have asked.
     fn recall_granted(&mut self, client: ClientId, ino: InodeId) {
         let Some(head) = self.part.head_mut() else { return };
-        let held = |g: &&mut HeldGrant| g.want.client == client && g.ino == ino;
+        // (Who asks how far the state must reach is granted nothing that could be overtaken.)
+        let held = |g: &&mut HeldGrant| {
+            g.want.client == client && g.ino == ino && g.want.mode != LeaseMode::None
+        };
         let mut grants = head.held_grants.iter_mut();
         let last = match planted(Bug::RecallBetween) {
             true => grants.find(held),

@@ -5,6 +5,9 @@
 //! database does, and must not take for durable what went with the other's log: whoever has an inode open that something of
 //! somebody else's was lost of is told once, as Linux tells everybody who has a file open that could not be written back.
 //!
+//! A client may also have *seen* of a file what is lost, done by a client of whatever node, since leases on files are granted before all have
+//! that: of those files it is told as well.
+//!
 //! It is noted in the pins of the sessions that end so (`PIN_LOST`), also of those that had ended before ([`past`](super::past)), and told
 //! when the process says what it still has open (`Keep`).
 
@@ -63,8 +66,13 @@ impl Node {
         Ok(())
     }
 
-    /// What was judged lies in the ring until all are known to have it.
+    /// What was judged lies in the ring until all are known to have it; and what others' clients did of that, clients here may have seen.
     fn note_unreplicated(&self, lost: &mut Lost) {
+        let acked = self.member.all_acked;
+        let unsure = self.agent.seen_early.iter().filter(|(_, upto)| **upto > acked);
+        if !planted(Bug::SeenUntold) {
+            unsure.for_each(|(ino, _)| lost.note(None, *ino));
+        }
         let from = (self.member.all_acked.0 + 1).max(self.ring.oldest().0);
         for seq in (from..=self.ring.last().0).map(StreamSeq) {
             let Some(kept) = self.ring.get(seq).copied() else { continue };
@@ -81,6 +89,17 @@ impl Node {
             for (.., op) in chunk.entries() {
                 op.facts().touches().for_each(|ino| lost.note(process, ino));
             }
+        }
+    }
+
+    /// A client is shown a file as the stream has it up to there, which not all may have.
+    pub(super) fn note_seen_early(&mut self, ino: InodeId, upto: StreamSeq) {
+        let acked = self.member.all_acked;
+        let seen = &mut self.agent.seen_early;
+        seen.retain(|_, upto| *upto > acked);
+        if upto > acked {
+            let known = seen.entry(ino).or_default();
+            *known = upto.max(*known);
         }
     }
 

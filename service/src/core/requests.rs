@@ -211,7 +211,13 @@ impl Pending {
 
     /// Whether this request was granted a lease on `ino` that is not written down yet.
     pub(super) fn is_granted(&self, client: ClientId, ino: InodeId) -> bool {
-        self.client == client && self.ino == ino && matches!(self.stage, Stage::Granted(..))
+        let granted = matches!(self.stage, Stage::Granted(..)) && !self.is_reach();
+        self.client == client && self.ino == ino && granted
+    }
+
+    /// Whether it asks for no lease, but how far the state must reach.
+    fn is_reach(&self) -> bool {
+        matches!(self.what, What::Inode { flags, .. } if flags & WANT_REACH != 0)
     }
 
     /// Whether the head was asked for a lease on `ino` that is not written down yet.
@@ -219,6 +225,7 @@ impl Pending {
         self.client == client
             && self.ino == ino
             && matches!(self.stage, Stage::Asked(_) | Stage::Granted(..))
+            && !self.is_reach()
     }
 
     /// Whether its client waits for a lease that it needs together with the one it has on `ino`.
@@ -649,8 +656,13 @@ impl Node {
         }
         let Some(record) = self.volume.attr(p.ino)? else { return refuse(Errno::NOENT) };
         let regular = record.mode & S_IFMT == S_IFREG;
-        if !self.fresh_enough(p, stream, regular) {
+        // (Who asks how far it must reach reads nothing of what the answer shows.)
+        if !p.is_reach() && !self.fresh_enough(p, stream, regular) {
             return Ok(Step::Wait);
+        }
+        if regular && token.is_some() && !p.is_reach() {
+            let upto = self.changed_by_others(p.ino, p.client);
+            self.note_seen_early(p.ino, upto);
         }
         let flags = match p.what {
             What::Inode { flags, .. } | What::Lookup { flags, .. } => flags,

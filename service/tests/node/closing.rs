@@ -4,7 +4,7 @@ use base::{Epoch, Errno, InodeId, NodeId};
 use service::core::Event;
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::Op;
-use storage::format::rpc::{Request, WANT_PIN};
+use storage::format::rpc::{Request, WANT_EARLY, WANT_PIN};
 
 use crate::rig::{Hand, Rig, create};
 
@@ -78,6 +78,48 @@ fn what_was_appended_is_on_every_member_before_the_session_ends() {
         assert_eq!(size(&rig, 1 - n, ino), 500, "nothing is lost without node {}", n + 1);
         assert_eq!(hand.refusals(), 0);
     }
+}
+
+/// What a process did that is gone was shown to another, and not all have it: the others do not go on without this head.
+#[test]
+fn a_head_that_owes_the_others_what_the_gone_did_does_not_leave() {
+    let mut rig = Rig::new(3, 21);
+    let (mut gone, reader) = (rig.attach(0, 0), rig.attach(0, 0));
+    let ino = gone.create(&mut rig, b"f", 0o100_600);
+    gone.sync(&mut rig);
+    rig.settle();
+    gone.lease(&mut rig, ino, LeaseMode::Write).expect("a lease");
+    gone.append(&write(ino, 0, &[7; 100]));
+    rig.event(0, Event::ClientGone(gone.client));
+    reader.post(0, &Request::Inode { ino, mode: LeaseMode::Read, flags: WANT_EARLY }, 0);
+    rig.event(0, Event::Doorbell(reader.client));
+    let unheard = |rig: &mut Rig| {
+        for _ in 0..50 {
+            rig.pass(MS);
+            for link in 0..rig.links.len() {
+                while rig.links[link].0 == NodeId(1) && rig.deliver(link) {}
+            }
+        }
+    };
+    unheard(&mut rig);
+    assert!(reader.has_reply(0), "shown");
+    rig.event(0, Event::Closing);
+    unheard(&mut rig);
+    assert!(!rig.nodes[0].is_closed() && !rig.nodes[0].may_leave());
+    // They hear of it.
+    assert!(closes(&mut rig, 0));
+    rig.event(0, Event::Shutdown);
+    assert!(rig.nodes[0].may_leave());
+    assert_eq!(size(&rig, 2, ino), 100);
+}
+
+#[cfg(feature = "planted")]
+#[test]
+#[ignore = "alone: the variant is one for the whole process"]
+fn a_head_that_leaves_all_the_same_is_missed() {
+    use base::planted::{Bug, missed};
+    let test: fn() = a_head_that_owes_the_others_what_the_gone_did_does_not_leave;
+    assert_eq!(missed(&[(Bug::ClosedOwing, test)]), []);
 }
 
 #[test]

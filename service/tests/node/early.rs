@@ -74,6 +74,24 @@ fn who_asks_so_sees_what_the_head_alone_has() {
     }
 }
 
+/// B waits in fsync for what A did before: its lease goes on meanwhile to A, who wants to write again.
+#[test]
+fn who_waits_for_the_others_keeps_nobody_from_the_file() {
+    let (mut rig, [a, b, ..], file) = unheard(Limits::SHIPPED);
+    ask(&mut rig, &b, SLOTS[0], (file, LeaseMode::Read, rpc::WANT_EARLY));
+    pass_unheard(&mut rig);
+    ask(&mut rig, &b, SLOTS[1], (file, LeaseMode::None, rpc::WANT_REACH));
+    pass_unheard(&mut rig);
+    assert!(b.has_reply(SLOTS[0]) && !b.has_reply(SLOTS[1]));
+    ask(&mut rig, &a, SLOTS[0], (file, LeaseMode::Write, rpc::WANT_EARLY));
+    pass_unheard(&mut rig);
+    assert!(a.has_reply(SLOTS[0]), "A writes while B waits");
+    assert!(!b.has_reply(SLOTS[1]));
+    rig.settle();
+    assert!(b.has_reply(SLOTS[1]));
+    rig.check();
+}
+
 /// A client of another node outlives the head, and what it has seen with it: that is on its own node, wherever else it is.
 #[test]
 fn who_outlives_the_head_sees_what_its_node_has() {

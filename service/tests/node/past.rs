@@ -490,6 +490,54 @@ fn who_has_it_open_is_told_of_what_the_dead_lose() {
     }
 }
 
+/// What a client of another node did was shown here before all had it, and this node loses its place: who has that file open is told, since
+/// it may be gone; and not of what all are known to have.
+#[test]
+fn who_has_seen_what_is_lost_is_told() {
+    let mut place = Place::new(3);
+    let rig = &mut place.rig;
+    let (mut writer, reader) = (rig.attach(1, 1000), rig.attach(0, 1000));
+    let (file, whole) =
+        (open_named(&mut writer, rig, b"file"), open_named(&mut writer, rig, b"whole"));
+    let early =
+        |ino| Request::Inode { ino, mode: LeaseMode::Read, flags: WANT_PIN | rpc::WANT_EARLY };
+    for ino in [file, whole] {
+        reader.call(rig, &early(ino)).expect("it is there");
+        rig.settle();
+        let granted = writer.lease(rig, ino, LeaseMode::Write).expect("a lease").granted;
+        assert!(writer.holds(granted));
+        writer.append(&Op::Write { ino, offset: 0, data: b"some", clear_setid: true });
+        writer.sync(rig);
+        rig.settle();
+    }
+    reader.call(rig, &early(whole)).expect("it is there");
+    rig.settle();
+    let granted = writer.lease(rig, file, LeaseMode::Write).expect("a lease").granted;
+    assert!(writer.holds(granted));
+    writer.append(&Op::Write { ino: file, offset: 0, data: b"seen", clear_setid: true });
+    reader.post(0, &early(file), 0);
+    rig.event(0, Event::Doorbell(reader.client));
+    for _ in 0..20 {
+        rig.pass(MS);
+        // Nothing comes to the third.
+        for link in 0..rig.links.len() {
+            while rig.links[link].0 != NodeId(3) && rig.deliver(link) {}
+        }
+    }
+    assert!(reader.has_reply(0), "shown");
+    place.dead.insert(0);
+    place.view(&[1, 2], &[]);
+    place.dead.remove(&0);
+    place.view(&[1, 2], &[0]);
+    place.pass(100);
+    place.rig.caught_up.clear();
+    place.view(&[1, 2, 0], &[]);
+    let again = place.rig.attach_again(&reader);
+    let told = keep_or_lose(&again, &mut place.rig, reader.client, &[file, whole]);
+    assert_eq!(told, (vec![file, whole], vec![file]));
+    place.rig.check();
+}
+
 /// Whoever writes anything into the word that says how far his log is replicated ends no service. (The siege found that it did.)
 #[test]
 fn a_word_that_says_more_than_there_is_ends_nobody() {
@@ -522,6 +570,12 @@ fn losses_that_nobody_is_told_of_are_missed() {
     use base::planted::{Bug, missed};
     let test: fn() = who_has_it_open_is_told_of_what_others_lose;
     let gone: fn() = who_has_it_open_is_told_of_what_the_dead_lose;
-    let all = [(Bug::LossBesideUntold, test), (Bug::LossUnread, test), (Bug::LossOfGone, gone)];
+    let seen: fn() = who_has_seen_what_is_lost_is_told;
+    let all = [
+        (Bug::LossBesideUntold, test),
+        (Bug::LossUnread, test),
+        (Bug::LossOfGone, gone),
+        (Bug::SeenUntold, seen),
+    ];
     assert_eq!(missed(&all), []);
 }
