@@ -19,13 +19,18 @@ use rig::{Scratch, export, program, serve};
 /// Runs a program with a limit of time; `None`: it is not installed.
 fn run(name: &str, args: &[&str]) -> Option<Output> {
     if program(name).is_none() {
-        eprintln!("SKIPPED: no {name} here (apt-get install libnbd-bin python3-libnbd nbdkit qemu-utils fio)");
+        eprintln!(
+            "SKIPPED: no {name} here (apt-get install libnbd-bin python3-libnbd nbdkit qemu-utils fio)"
+        );
         return None;
     }
     let mut command = Command::new("timeout");
     // fio leaves a file of its state where it stands.
     command.current_dir(std::env::temp_dir());
     command.args(["-k", "5", "100", name]).args(args);
+    // nbdsh takes the first python3 that there is: the module is the system's.
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("/usr/bin:/bin:{path}"));
     Some(command.output().expect("timeout starts"))
 }
 
@@ -117,7 +122,8 @@ fn cached(path: &Path, size: u64) -> Arc<dyn Device> {
 fn nbdkit_serves_what_we_serve() {
     for shared in ["shared=true", "shared=false"] {
         let scratch = Scratch::new("nbdkit");
-        let (from, back, backing) = (scratch.path("from"), scratch.path("back"), scratch.path("disk"));
+        let (from, back, backing) =
+            (scratch.path("from"), scratch.path("back"), scratch.path("disk"));
         let bytes = source(&from, 13);
         let _server = serve(&scratch, cached(&backing, bytes.len() as u64));
         let uri = format!("uri={}", uri(&scratch, "disk"));
