@@ -20,7 +20,7 @@ file_system() {
     shift 2
     serve "$@" && made "$fs" "$device" && mount -o discard "$device" /mnt || { failed "$name: mkfs and mount"; return; }
     first=$id
-    fsx_runs 1 2500 &
+    fsx_runs 1 2000 &
     fsx=$!
     fio_runs 14 &
     fio=$!

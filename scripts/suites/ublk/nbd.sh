@@ -93,12 +93,6 @@ if wanted nbd; then
         "$corbel" pool image nbd.pool nbd --size 96MiB --object-size 1MiB >out 2>&1 || failed "nbd: no pool"
     nbd_disk pool pool:/tmp/nbd.pool:nbd --cache 8MiB
     rm -rf /tmp/stores/?/nbd
-    if "$corbel" cluster up --nodes 3 --dir /tmp/cluster --capacity 200MiB --no-mount >out 2>&1; then
-        nbd_disk volume volume:/disk.img --size 96MiB --set node.socket=/tmp/cluster/n1/run/hostd.sock
-        "$corbel" cluster down --dir /tmp/cluster >out 2>&1
-    else
-        failed "cluster up"
-    fi
     exchange file:/tmp/disk.img --cache 4MiB
     truncate -s 96M disk.img
     persist file:/tmp/disk.img
