@@ -93,8 +93,8 @@ if wanted nbd; then
         "$corbel" pool image nbd.pool nbd --size 96MiB --object-size 1MiB >out 2>&1 || failed "nbd: no pool"
     nbd_disk pool pool:/tmp/nbd.pool:nbd --cache 8MiB
     rm -rf /tmp/stores/?/nbd
-    exchange file:/tmp/disk.img --cache 4MiB
+    exchange file:/tmp/disk.img --size 96MiB --cache 4MiB
     truncate -s 96M disk.img
-    persist file:/tmp/disk.img
+    persist file:/tmp/disk.img --size 96MiB
     rm -f disk.img
 fi
