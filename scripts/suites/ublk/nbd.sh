@@ -66,23 +66,21 @@ exchange() {
 }
 nbd() { /usr/bin/python3 /tmp/suite/nbd.py "$@"; }
 
-# persist: nbd-client that connects anew; what comes in between gets errors, so nothing does
-persist() {
-    offer "$@" && device=/dev/nbd0 || { failed "nbd-client -persist: no server"; return; }
-    nbd-client -unix /tmp/nbd.sock $device -N disk -L -persist -nofork >client 2>&1 &
-    local client=$!
-    until_true 20 sized $((96 << 20)) && dd if=/dev/urandom of=random bs=1M count=4 2>out && dd if=random of=$device bs=1M oflag=direct conv=fsync 2>out ||
-        { cp client out; failed "nbd-client -persist: does not start"; }
+# anew: a server that is killed takes its write-back cache with it, who uses the disk gets errors, and who connects anew finds what was flushed
+anew() {
+    offer "$@" && device=/dev/nbd0 && nbd-client -unix /tmp/nbd.sock $device -N disk >out 2>&1 && until_true 20 sized $((96 << 20)) || failed "nbd, anew: does not start"
+    head -c 4194304 /dev/urandom >random
+    dd if=random of=$device bs=64k oflag=direct conv=fsync 2>out || failed "nbd, anew: dd"
     kill -KILL $server
     wait $server 2>/dev/null
-    offer "$@" || failed "nbd-client -persist: no server"
-    reads() { dd if=$device of=read bs=1M count=4 iflag=direct 2>out; }
-    until_true 30 reads && cmp read random && ok "nbd-client -persist connects anew" || { cp client out; failed "nbd-client -persist"; }
+    dd if=$device of=/dev/null bs=4k count=1 iflag=direct 2>out && failed "nbd, anew: a dead server is read"
     nbd-client -d $device >out 2>&1
-    until_true 20 gone $client || kill $client
-    withdraw || failed "nbd-client -persist: does not end"
+    until_true 20 sized 0 || failed "nbd, anew: stays"
+    offer "$@" && nbd-client -unix /tmp/nbd.sock $device -N disk >out 2>&1 && until_true 20 sized $((96 << 20)) && cmp -n 4194304 $device random >out 2>&1 &&
+        ok "nbd, anew: what was flushed is there" || failed "nbd, anew: lost"
+    nbd-client -d $device >out 2>&1
+    until_true 20 sized 0 && withdraw || failed "nbd, anew: does not end"
 }
-gone() { ! kill -0 "$1" 2>/dev/null; }
 
 if wanted nbd; then
     for n in 1 2 3; do mkdir -p /tmp/stores/$n; done
@@ -95,6 +93,6 @@ if wanted nbd; then
     rm -rf /tmp/stores/?/nbd
     exchange file:/tmp/disk.img --size 96MiB --cache 4MiB
     truncate -s 96M disk.img
-    persist file:/tmp/disk.img --size 96MiB
+    anew file:/tmp/disk.img --size 96MiB --cache 16MiB --write-back
     rm -f disk.img
 fi
