@@ -2,7 +2,7 @@
 # `corbel ublk` under a kernel that has ublk_drv: a guest in QEMU, in software, with the kernels of Debian 13 and of its backports. The guest's
 # programs are this machine's: its root is / by a virtio-fs device of ours, which changes nothing.
 # Needs root. Usage: scripts/suites/ublk.sh [KERNEL]...   (all if none is named: trixie trixie-backports)
-# Sections: driver memory file volume filesystems power nbd. TESTS="file volume" runs these only; CORBEL is the program, if it shall not be built.
+# Sections: driver memory file volume filesystems power nbd. TESTS="file volume" runs these only; SEED=N is that of the section `power` (it says its own); CORBEL is the program, if it shall not be built.
 set -u
 cd "$(dirname "$0")/../.."
 root=$(pwd)
@@ -65,7 +65,7 @@ for kernel in "$@"; do
         -serial stdio -object memory-backend-memfd,id=m,size=3G,share=on -numa node,memdev=m \
         -chardev "socket,id=root,path=$dir/root.sock" \
         -device vhost-user-fs-pci,chardev=root,tag=root,num-request-queues=1 \
-        -append "console=ttyS0 quiet panic=-1 tsc=unstable \"tests=${TESTS:-all}\"" \
+        -append "console=ttyS0 quiet panic=-1 tsc=unstable seed=${SEED:-} \"tests=${TESTS:-all}\"" \
         -kernel "$guest/vmlinuz" -initrd "$dir/initrd.cpio" </dev/null 2>&1 |
         sed -u 's/\r$//' | tee "$kept/said" | grep --line-buffered '^    \|^guest: ' | sed -u "s/^guest: /$kernel: /"
     passed=$(grep -c '^guest: ok' "$kept/said")

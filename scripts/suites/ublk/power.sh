@@ -73,6 +73,18 @@ replay() {
     done
     [ $cuts -gt 0 ] && [ $good = $cuts ] && ok "$name: $good power cuts" || failed "$name: $good of $cuts power cuts"
 }
+# lies NAME COUNT COMMAND...: the same of a disk that lies: of each second flush nothing reached it. Then something is lost, or cannot be
+# mounted, at most moments.
+lies() {
+    local name=$1 count=$2 point mark lost=0
+    shift 2
+    for point in $(power points log.img "$count" $seed); do
+        cp --sparse=always base.img cut.img
+        mark=$(power cut log.img cut.img "$point" "$point" --forget 2)
+        "$@" "$mark" || lost=$((lost + 1))
+    done
+    [ $lost != 0 ] && ok "$name: lost flushes are found ($lost of $count)" || failed "$name: lost flushes are not found"
+}
 # files_there FS DEVICE MARK
 files_there() {
     local fs=$1 disk=$2
@@ -98,20 +110,14 @@ write_files() {
 
 # files_below FS NAME SERVE-ARGS...: a file system on a disk of ours, over the log
 files_below() {
-    local fs=$1 name="$1, $2" lost=0 n
+    local fs=$1 name="$1, $2"
     shift 2
     seed=$((seed + 1))
     rm -f data.img && truncate -s 96M data.img && made "$fs" data.img && record data.img || { failed "$name: no log"; return; }
     serve file:/dev/mapper/log "$@" && mount "$device" /mnt && write_files 8 && umount /mnt && end || failed "$name: does not write"
     recorded
     replay "$fs" "$name" 9 in_loop "$fs"
-    # Of each second flush nothing reached the disk: then something is lost, or cannot be mounted, at most moments.
-    for n in $(power points log.img 3 $seed); do
-        cp --sparse=always base.img cut.img
-        mark=$(power cut log.img cut.img "$n" "$n" --forget 2)
-        in_loop "$fs" "$mark" || lost=$((lost + 1))
-    done
-    [ $lost != 0 ] && ok "$name: lost flushes are found ($lost of 3)" || failed "$name: lost flushes are not found"
+    lies "$name" 3 in_loop "$fs"
 }
 
 # files_above FS SERVE-ARGS...: a file system on the log, over a disk of ours; and what is left of it on another one
@@ -166,10 +172,11 @@ pool_below() {
     umount /mnt
     recorded
     replay "$fs" "$name" 6 pool_there
+    lies "$name" 2 pool_there
 }
 
 if wanted power; then
-    seed=${POWER_SEED:-$((RANDOM * 32768 + RANDOM))}
+    seed=${seed:-$((RANDOM * 32768 + RANDOM))}
     echo "    power: seed $seed"
     below "file"
     below "cached" --cache 2MiB
