@@ -2,11 +2,12 @@
 # `corbel ublk` under a kernel that has ublk_drv: a guest in QEMU, in software, with the kernels of Debian 13 and of its backports. The guest's
 # programs are this machine's: its root is / by a virtio-fs device of ours, which changes nothing.
 # Needs root. Usage: scripts/suites/ublk.sh [KERNEL]...   (all if none is named: trixie trixie-backports)
-# Sections: driver memory file volume filesystems power nbd. TESTS="file volume" runs these only; SEED=N is that of the section `power` (it says its own); CORBEL is the program, if it shall not be built.
+# Sections: driver memory file volume filesystems power nbd. TESTS="file volume" runs these only; SEED=N
+# is the seed of the section `power`, which says its own; CORBEL is the program, if it shall not be built.
 set -u
 cd "$(dirname "$0")/../.."
 root=$(pwd)
-limit=${LIMIT:-1500}
+limit=${LIMIT:-3600}
 if [ "$(id -u)" != 0 ]; then
     echo "skipped: programs of this machine, and clusters, take root"
     exit 0

@@ -4,10 +4,12 @@
 A writer says by a mark in the log what was durable when it was answered. A power cut leaves all that was flushed before it, of what
 was written since any part, in any order, torn at sectors; that is made here, and judged.
 
-  power.py raw DEVICE EXPECTED --seed N --seconds N [--log NAME]  writes to a disk, and marks what was flushed
+  power.py raw DEVICE EXPECTED --seed N --seconds N [--count N] [--log NAME]
+                                                                  writes to a disk, and marks what was flushed, until so many marks are put
   power.py judge LOG EXPECTED [--forget N]                        all power cuts of that log, sector by sector
   power.py disk DEVICE EXPECTED MARK                              what is on a disk after a power cut behind that mark
-  power.py files DIR --seed N --seconds N [--log NAME]            writes files, and marks what was synced; without a log it prints the last mark
+  power.py files DIR --seed N --seconds N [--count N] [--log NAME]
+                                                                  writes files, and marks what was synced; prints the last mark
   power.py points LOG COUNT SEED                                  moments for power cuts
   power.py cut LOG TARGET POINT SEED [--forget N]                 makes TARGET what it is after a cut there; prints the last mark before
   power.py look DIR MARK SEED                                     whether files are there that were synced before the mark
@@ -131,7 +133,7 @@ class Raw:
         self.events, self.number = [], 0
         self.marker = Marker(args.log)
         self.deadline = time.monotonic() + args.seconds
-        self.failure = None
+        self.marks, self.failure = 0, None
 
     def event(self, text):
         with self.lock:
@@ -141,6 +143,9 @@ class Raw:
         with self.lock:
             self.marker.put(str(number))
             self.events.append(text)
+            self.marks += 1
+            if self.marks >= self.args.count:
+                self.deadline = 0
 
     def place(self, rng, thread):
         """One of the thread's own places: of 49 sectors each, so that pages are shared; the first thread has a quarter of the disk as well."""
@@ -208,8 +213,7 @@ class Raw:
             file.write(f"{self.sectors}\n" + "\n".join(self.events) + "\n")
         if self.failure and not self.args.may_fail:
             sys.exit(f"{self.args.device}: {self.failure}")
-        marks = sum(event[0] in "mu" for event in self.events)
-        print(f"{self.number} requests, {marks} marks; last {self.marker.last}")
+        print(f"{self.number} requests, {self.marks} marks; last {self.marker.last}")
 
 
 class Expected:
@@ -397,7 +401,7 @@ def files(args):
         os.fsync(dir_fd)
         marker.put("1")
         number = 1
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and number < args.count:
             number += 1
             # What nobody has synced.
             if rng.random() < 0.5:
@@ -519,6 +523,7 @@ def main():
     for sub in (verb("raw", lambda args: Raw(args).main(), "device", "expected"), verb("files", files, "dir")):
         sub.add_argument("--seed", type=int, required=True)
         sub.add_argument("--seconds", type=float, required=True)
+        sub.add_argument("--count", type=int, default=1 << 62)
         sub.add_argument("--log")
         sub.add_argument("--threads", type=int, default=3)
         sub.add_argument("--may-fail", action="store_true")

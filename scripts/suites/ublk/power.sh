@@ -20,14 +20,14 @@ recorded() {
 
 # below NAME SERVE-ARGS...: a disk of ours over the log is written to, and judged sector by sector. What to do meanwhile is in `meanwhile`, what is
 # to be seen in `expect`.
-meanwhile=true expect=kept seconds=6
+meanwhile=true expect=kept count=300
 below() {
     local name=$1
     shift
     rm -f data.img && truncate -s 16M data.img && record data.img || { failed "$name: no log"; return; }
     if serve file:/dev/mapper/log "$@"; then
         seed=$((seed + 1))
-        power raw "$device" expected --seed $seed --seconds "$seconds" --log log >wrote 2>&1 &
+        power raw "$device" expected --seed $seed --seconds 30 --count "$count" --log log >wrote 2>&1 &
         local writer=$!
         $meanwhile "$@"
         wait $writer || { cp wrote out; failed "$name: the writer (seed $seed)"; }
@@ -55,7 +55,8 @@ lie() { echo "write through" >"/sys/block/ublkb$id/queue/write_cache"; }
 kills() {
     local n
     for n in 1 2; do
-        sleep 2
+        sleep 1.5
+        kill -0 $writer || failed "killed: too late"
         crash
         serve file:/dev/mapper/log "$@" && [ "$(field recovered)" = true ] || failed "killed: is not taken over"
     done
@@ -102,9 +103,9 @@ in_loop() {
     losetup -d "$loop"
     return $code
 }
-# write_files: for a while
+# write_files COUNT
 write_files() {
-    mkdir /mnt/files && sync -f /mnt && power files /mnt/files --seed $seed --seconds "$1" --log log >wrote 2>&1 &&
+    mkdir /mnt/files && sync -f /mnt && power files /mnt/files --seed $seed --seconds 30 --count "$1" --log log >wrote 2>&1 &&
         echo "    $name, seed $seed: $(cat wrote) synced"
 }
 
@@ -114,7 +115,7 @@ files_below() {
     shift 2
     seed=$((seed + 1))
     rm -f data.img && truncate -s 96M data.img && made "$fs" data.img && record data.img || { failed "$name: no log"; return; }
-    serve file:/dev/mapper/log "$@" && mount "$device" /mnt && write_files 8 && umount /mnt && end || failed "$name: does not write"
+    serve file:/dev/mapper/log "$@" && mount "$device" /mnt && write_files 100 && umount /mnt && end || failed "$name: does not write"
     recorded
     replay "$fs" "$name" 9 in_loop "$fs"
     lies "$name" 3 in_loop "$fs"
@@ -127,7 +128,7 @@ files_above() {
     seed=$((seed + 1))
     rm -f data.img && truncate -s 96M data.img && made "$fs" data.img && cp --sparse=always data.img before.img
     serve file:/tmp/data.img "$@" && record "$device" || { failed "$name: no log"; return; }
-    mount /dev/mapper/log /mnt && write_files 6 && umount /mnt || failed "$name: does not write"
+    mount /dev/mapper/log /mnt && write_files 60 && umount /mnt || failed "$name: does not write"
     recorded
     end || failed "$name: does not end"
     mv before.img base.img
@@ -166,7 +167,7 @@ pool_below() {
     # shellcheck disable=SC2086  # options
     "$corbel" pool create power.pool --coding rs:2,2 $stores >out 2>&1 && "$corbel" pool image power.pool disk --size 8MiB --object-size 256KiB >out 2>&1 &&
         serve pool:/tmp/power.pool:disk --cache 1MiB --write-back || { failed "$name: does not start"; umount /mnt; recorded; return; }
-    power raw "$device" expected --seed $seed --seconds 12 --log log >wrote 2>&1 || { cp wrote out; failed "$name: the writer (seed $seed)"; }
+    power raw "$device" expected --seed $seed --seconds 30 --count 40 --log log >wrote 2>&1 || { cp wrote out; failed "$name: the writer (seed $seed)"; }
     sed "s/^/    $name, seed $seed: /" wrote
     end || failed "$name: does not end"
     umount /mnt
@@ -182,10 +183,10 @@ if wanted power; then
     below "cached" --cache 2MiB
     expect=both
     below "write-back" --cache 2MiB --write-back
-    expect=kept meanwhile=kills
+    expect=kept meanwhile=kills count=600
     below "killed"
     below "killed, cached" --cache 2MiB
-    meanwhile=lie expect=lost
+    meanwhile=lie expect=lost count=100
     below "planted: a cache that nobody flushes" --cache 2MiB --write-back
     for fs in ext4 xfs; do
         files_below $fs write-back --cache 2MiB --write-back
