@@ -82,16 +82,30 @@ def forgetful(entries, every):
 
 
 class Marker:
-    """Puts marks in the log of a dm-log-writes target, by DM_TARGET_MSG; without a name keeps the last."""
+    """Puts marks in the log of a dm-log-writes target, by DM_TARGET_MSG; without a name keeps the last.
 
-    def __init__(self, name):
-        self.name, self.last = name, "0"
+    What was written is in the log with the first flush that comes after it, where that flush ends: of two that are under way together
+    the first may stand in the log behind the second, with what both of them made durable. So a mark is put while no flush is under way. Who
+    does not know that of all that flushes waits until nothing is under way at all (`quiet`)."""
+
+    def __init__(self, name, quiet=False):
+        self.name, self.last, self.inflight = name, "0", None
         self.control = os.open("/dev/mapper/control", os.O_RDWR) if name else None
+        if name and quiet:
+            self.inflight = f"/sys/dev/block/{os.major(n := os.stat(f'/dev/mapper/{name}').st_rdev)}:{os.minor(n)}/inflight"
+
+    def is_quiet(self):
+        with open(self.inflight) as file:
+            return file.read().split() == ["0", "0"]
 
     def put(self, text):
         self.last = text
         if self.control is None:
             return
+        quiet = 0
+        while self.inflight and quiet < 3:
+            quiet = quiet + 1 if self.is_quiet() else 0
+            time.sleep(0.003)
         message = struct.pack("<Q", 0) + f"mark {text}".encode() + b"\0"
         size = 312 + len(message)
         head = struct.pack("<3IIIIiIIIQ128s129s7s", 4, 0, 0, size, 312, 0, 0, 0, 0, 0, 0, self.name.encode(), b"", b"")
@@ -123,7 +137,7 @@ class Raw:
     """Threads that write to places of their own, and flush for all.
 
     What they did is written down as it happened: `s` a write was begun (its number, sector, sectors, kind: w, z zeroes, d discarded), `c` it was
-    answered, `f` a flush was begun, `m` it was answered and marked, `u` a write was answered and marked that is durable by itself."""
+    answered, `u` it was and is durable by that, `f` a flush was begun, `a` it was answered, `m` a mark was put for all these."""
 
     def __init__(self, args):
         self.args = args
@@ -131,7 +145,9 @@ class Raw:
         self.sectors = os.lseek(self.fd, 0, os.SEEK_END) // SECTOR
         self.lock = threading.Lock()
         self.events, self.number = [], 0
-        self.marker = Marker(args.log)
+        self.marker = Marker(args.log, args.quiet)
+        # Flushes under way.
+        self.flushing = 0
         self.deadline = time.monotonic() + args.seconds
         self.marks, self.failure = 0, None
 
@@ -139,11 +155,16 @@ class Raw:
         with self.lock:
             self.events.append(text)
 
-    def mark(self, text, number):
+    def mark(self, text):
+        """What makes durable was answered: when all that were under way are, there is a mark for them."""
         with self.lock:
-            self.marker.put(str(number))
+            self.flushing -= 1
             self.events.append(text)
+            if self.flushing:
+                return
             self.marks += 1
+            self.marker.put(str(self.marks))
+            self.events.append(f"m {self.marks}")
             if self.marks >= self.args.count:
                 self.deadline = 0
 
@@ -174,15 +195,18 @@ class Raw:
                     with self.lock:
                         self.number += 1
                         number = self.number
+                        self.flushing += 1
                         self.events.append(f"f {number}")
                     os.fsync(self.fd)
-                    self.mark(f"m {number}", number)
+                    self.mark(f"a {number}")
                     continue
                 first, count = self.place(rng, thread)
                 kind = "z" if what < 0.2 else "d" if what < 0.23 else "w"
                 with self.lock:
                     self.number += 1
                     number = self.number
+                    durable = kind == "w" and rng.random() < 0.1
+                    self.flushing += durable
                     self.events.append(f"s {number} {first} {count} {kind}")
                 if kind != "w":
                     span = struct.pack("<QQ", first * SECTOR, count * SECTOR)
@@ -191,12 +215,12 @@ class Raw:
                     continue
                 for i in range(count):
                     buffer[i * SECTOR : (i + 1) * SECTOR] = content(first + i, number)
-                flags = os.RWF_DSYNC if rng.random() < 0.1 else 0
+                flags = os.RWF_DSYNC if durable else 0
                 done = os.pwritev(self.fd, [memoryview(buffer)[: count * SECTOR]], first * SECTOR, flags)
                 if done != count * SECTOR:
                     raise OSError(f"{done} of {count * SECTOR} bytes")
-                if flags:
-                    self.mark(f"u {number}", number)
+                if durable:
+                    self.mark(f"u {number}")
                 else:
                     self.event(f"c {number}")
         except OSError as error:
@@ -236,7 +260,7 @@ class Expected:
     def marks(self):
         """Each mark with {sector: the oldest write that it may be of}, and the sectors that may be anything until the next one."""
         written, done, flushing = {}, {}, {}
-        mark, wanted, loose = "0", {}, set()
+        mark, wanted, loose, answered = "0", {}, set(), []
         for kind, number, *rest in self.events:
             if kind == "s":
                 span = range(int(rest[0]), int(rest[0]) + int(rest[1]))
@@ -246,7 +270,7 @@ class Expected:
                 # Nothing is promised of it, until it is written again.
                 written[number] = range(0)
                 loose.update(span)
-                for known in (done, *flushing.values()):
+                for known in (done, *flushing.values(), *answered):
                     for sector in span:
                         known.pop(sector, None)
             elif kind == "c":
@@ -254,14 +278,18 @@ class Expected:
             elif kind == "f":
                 # (What is durable already is in it, too, which is no harm.)
                 flushing[number] = dict(done)
+            elif kind == "u":
+                span = dict.fromkeys(written.pop(number), int(number))
+                done.update(span)
+                answered.append(span)
+            elif kind == "a":
+                answered.append(flushing.pop(number))
             else:
                 yield mark, wanted, loose
-                if kind == "u":
-                    wanted = dict.fromkeys(written.pop(number), int(number))
-                    done.update(wanted)
-                else:
-                    wanted = flushing.pop(number)
-                mark, loose = number, set()
+                mark, wanted, loose = number, {}, set()
+                for known in answered:
+                    raise_to(wanted, known)
+                answered = []
         yield mark, wanted, loose
 
     def wrong(self, sector, number, needed):
@@ -390,7 +418,7 @@ def block_content(block, number):
 def files(args):
     """Number n is a file, a file that was renamed, or a block of a file that is written over: each durable when it is marked."""
     rng = random.Random(args.seed)
-    marker = Marker(args.log)
+    marker = Marker(args.log, args.quiet)
     deadline = time.monotonic() + args.seconds
     number = 0
     try:
@@ -525,6 +553,7 @@ def main():
         sub.add_argument("--seconds", type=float, required=True)
         sub.add_argument("--count", type=int, default=1 << 62)
         sub.add_argument("--log")
+        sub.add_argument("--quiet", action="store_true")
         sub.add_argument("--threads", type=int, default=3)
         sub.add_argument("--may-fail", action="store_true")
     verb("judge", judge, "log", "expected").add_argument("--forget", type=int, default=0)

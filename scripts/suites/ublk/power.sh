@@ -105,7 +105,7 @@ in_loop() {
 }
 # write_files COUNT
 write_files() {
-    mkdir /mnt/files && sync -f /mnt && power files /mnt/files --seed $seed --seconds 30 --count "$1" --log log >wrote 2>&1 &&
+    mkdir /mnt/files && sync -f /mnt && power files /mnt/files --seed $seed --seconds 30 --count "$1" --quiet --log log >wrote 2>&1 &&
         echo "    $name, seed $seed: $(cat wrote) synced"
 }
 
@@ -167,7 +167,7 @@ pool_below() {
     # shellcheck disable=SC2086  # options
     "$corbel" pool create power.pool --coding rs:2,2 $stores >out 2>&1 && "$corbel" pool image power.pool disk --size 8MiB --object-size 256KiB >out 2>&1 &&
         serve pool:/tmp/power.pool:disk --cache 1MiB --write-back || { failed "$name: does not start"; umount /mnt; recorded; return; }
-    power raw "$device" expected --seed $seed --seconds 30 --count 40 --log log >wrote 2>&1 || { cp wrote out; failed "$name: the writer (seed $seed)"; }
+    power raw "$device" expected --seed $seed --seconds 40 --count 40 --quiet --log log >wrote 2>&1 || { cp wrote out; failed "$name: the writer (seed $seed)"; }
     sed "s/^/    $name, seed $seed: /" wrote
     end || failed "$name: does not end"
     umount /mnt
