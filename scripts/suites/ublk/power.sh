@@ -20,7 +20,7 @@ recorded() {
 
 # below NAME SERVE-ARGS...: a disk of ours over the log is written to, and judged sector by sector. What to do meanwhile is in `meanwhile`, what is
 # to be seen in `expect`.
-meanwhile=true expect=kept count=300
+meanwhile=true expect=kept count=120
 below() {
     local name=$1
     shift
@@ -183,10 +183,10 @@ if wanted power; then
     below "cached" --cache 2MiB
     expect=both
     below "write-back" --cache 2MiB --write-back
-    expect=kept meanwhile=kills count=600
+    expect=kept meanwhile=kills count=200
     below "killed"
     below "killed, cached" --cache 2MiB
-    meanwhile=lie expect=lost count=100
+    meanwhile=lie expect=lost count=40
     below "planted: a cache that nobody flushes" --cache 2MiB --write-back
     for fs in ext4 xfs; do
         files_below $fs write-back --cache 2MiB --write-back
