@@ -102,8 +102,10 @@ class Marker:
         self.last = text
         if self.control is None:
             return
-        quiet = 0
+        quiet, until = 0, time.monotonic() + 30
         while self.inflight and quiet < 3:
+            if time.monotonic() > until:
+                raise OSError("something is under way for 30 s: no mark can be put")
             quiet = quiet + 1 if self.is_quiet() else 0
             time.sleep(0.003)
         message = struct.pack("<Q", 0) + f"mark {text}".encode() + b"\0"
