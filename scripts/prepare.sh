@@ -19,7 +19,8 @@ fi
 # command that must be there : package that has it
 needed="cc:gcc ld:binutils git:git sqlite3:sqlite3 python3:python3 tar:tar find:findutils sha256sum:coreutils"
 # What the tests run beside that: each says "skipped" or fails without.
-[ "${1:-}" != tools ] || needed="$needed setfattr:attr setfacl:acl rsync:rsync setpriv:util-linux perl:perl-base nbdinfo:libnbd-bin"
+[ "${1:-}" != tools ] || needed="$needed setfattr:attr setfacl:acl rsync:rsync setpriv:util-linux perl:perl-base nbdinfo:libnbd-bin nbdsh:python3-libnbd \
+    nbdkit:nbdkit"
 # A server for kv/tests: the package of tools has the program, and starts no service.
 [ "${1:-}" != tools ] || command -v redis-server >/dev/null 2>&1 || needed="$needed redis-check-rdb:redis-tools"
 # A server for nfs/tests, which runs in namespaces of its own (as root only).
@@ -29,7 +30,8 @@ fi
 # A guest of its own, in software emulation (virtiofs/tests/guest.rs).
 guest=no
 case "${1:-}" in tools | ublk) [ "$(uname -m)" != x86_64 ] || guest=yes ;; esac
-[ "${1:-}" != ublk ] || needed="$needed fio:fio mkfs.ext4:e2fsprogs blkdiscard:util-linux xz:xz-utils"
+[ "${1:-}" != ublk ] || needed="$needed fio:fio mkfs.ext4:e2fsprogs blkdiscard:util-linux xz:xz-utils mkfs.xfs:xfsprogs dmsetup:dmsetup \
+    losetup:mount nbd-client:nbd-client"
 [ $guest = no ] || needed="$needed qemu-system-x86_64:qemu-system-x86 busybox:busybox-static cpio:cpio dpkg-deb:dpkg"
 missing=""
 for pair in $needed; do
@@ -72,15 +74,37 @@ install_packages() {
 }
 [ -z "$missing" ] || install_packages
 
+# Suites that the tests run (corbel/tests/e2e/suites.rs, scripts/suites), once: they stay in target/tools.
+tools() {
+    for tool in "$@"; do
+        [ -x "target/tools/bin/${tool%@*}" ] && continue
+        echo "prepare: installing $tool in target/tools"
+        cargo install --quiet --locked --root target/tools "$tool"
+    done
+}
+fsx=fsx@0.3.2
+
 # Guests that have ublk_drv, which Debian 12's own kernels have not (scripts/suites/ublk.sh): the kernels of Debian 13, and the newest
-# that its backports have. Each lies in target/tools/ublk/SUITE, with the modules that are not part of it.
+# that its backports have. Each lies in target/tools/ublk/SUITE, with the modules that are not part of it; `modules/list` says in which order.
 if [ "${1:-}" = ublk ]; then
     cd "$(dirname "$0")/.."
+    tools $fsx
+    # module NAME: a module of the kernel unpacked in $work, and before it those that it needs, into $fresh/modules
+    module() {
+        [ ! -e "$fresh/modules/$1.ko" ] || return 0
+        # Names are written with both signs.
+        found=$(find "$work/root" -name "$(echo "$1" | sed 's/[-_]/[-_]/g').ko*" | head -n 1)
+        # One that is not there is part of the kernel, or missed by whoever wants it.
+        [ -n "$found" ] || return 0
+        case $found in *.xz) xz -dc "$found" >"$fresh/modules/$1.ko" ;; *) cp "$found" "$fresh/modules/$1.ko" ;; esac
+        for need in $(tr '\0' '\n' <"$fresh/modules/$1.ko" | sed -n 's/^depends=//p' | tr , ' '); do module "$need"; done
+        echo "$1" >>"$fresh/modules/list"
+    }
     # Where this machine's packages come from, and whose signature they bear.
     archive=$(apt-get indextargets --format '$(REPO_URI)' 'Created-By: Packages' 'Label: Debian' 2>/dev/null | head -n 1)
     keys=/usr/share/keyrings/debian-archive-keyring.gpg
     for suite in trixie trixie-backports; do
-        [ ! -e "target/tools/ublk/$suite/vmlinuz" ] || continue
+        [ ! -e "target/tools/ublk/$suite/modules/list" ] || continue
         if [ -z "$archive" ] || [ ! -e $keys ]; then
             echo "prepare: this machine knows no archive of Debian: no kernels with ublk_drv" >&2
             exit 0
@@ -110,9 +134,12 @@ if [ "${1:-}" = ublk ]; then
             done
         ) || { echo "prepare: no kernel of $suite could be had: guests with it say that they are skipped" >&2; rm -rf "$work"; continue; }
         rm -rf "$fresh"
-        mkdir -p "$fresh"
-        find "$work/root" -name ublk_drv.ko -exec cp {} "$fresh/" \;
-        find "$work/root" -name ublk_drv.ko.xz -exec sh -c 'xz -dc "$1" >"$2/ublk_drv.ko"' sh {} "$fresh" \;
+        mkdir -p "$fresh/modules"
+        module ublk_drv
+        mv "$fresh/modules/ublk_drv.ko" "$fresh/"
+        # (The driver is nobody's need, and inserted by the tests themselves.)
+        : >"$fresh/modules/list"
+        for name in loop dm-mod dm-log-writes xfs nbd; do module $name; done
         cp "$(find "$work/root" -name 'vmlinuz*' | head -n 1)" "$fresh/vmlinuz"
         rm -rf "target/tools/ublk/$suite" "$work"
         mv "$fresh" "target/tools/ublk/$suite"
@@ -120,14 +147,9 @@ if [ "${1:-}" = ublk ]; then
     exit 0
 fi
 
-# Suites that the tests run (corbel/tests/e2e/suites.rs), once: they stay in target/tools.
 [ "${1:-}" = tools ] || exit 0
 cd "$(dirname "$0")/.."
-for tool in fsx@0.3.2 pjdfstest@0.2.2; do
-    [ -x "target/tools/bin/${tool%@*}" ] && continue
-    echo "prepare: installing $tool in target/tools"
-    cargo install --quiet --locked --root target/tools "$tool"
-done
+tools $fsx pjdfstest@0.2.2
 
 # The kernel that the guest boots: Debian's own package, unpacked, with the few modules that it needs.
 [ $guest = yes ] || exit 0

@@ -1,4 +1,4 @@
-//! Other people's clients at our server: libnbd's tools, qemu's, fio. What is not installed is said and left out.
+//! Other people's clients at our server: libnbd's tools, its shell, nbdkit's plugin `nbd`, qemu's, fio. What is not installed is said and left out.
 
 mod rig;
 
@@ -19,13 +19,18 @@ use rig::{Scratch, export, program, serve};
 /// Runs a program with a limit of time; `None`: it is not installed.
 fn run(name: &str, args: &[&str]) -> Option<Output> {
     if program(name).is_none() {
-        eprintln!("SKIPPED: no {name} here (apt-get install libnbd-bin qemu-utils fio)");
+        eprintln!(
+            "SKIPPED: no {name} here (apt-get install libnbd-bin python3-libnbd nbdkit qemu-utils fio)"
+        );
         return None;
     }
     let mut command = Command::new("timeout");
     // fio leaves a file of its state where it stands.
     command.current_dir(std::env::temp_dir());
     command.args(["-k", "5", "100", name]).args(args);
+    // nbdsh takes the first python3 that there is: the module is the system's.
+    let path = std::env::var("PATH").unwrap_or_default();
+    command.env("PATH", format!("/usr/bin:/bin:{path}"));
     Some(command.output().expect("timeout starts"))
 }
 
@@ -101,6 +106,160 @@ fn nbdcopy_copies_there_and_back() {
     assert!(std::fs::read(&back).unwrap() == bytes);
     let map = said(&run("nbdinfo", &["--map", &uri]).expect("it comes with nbdcopy"));
     assert!(map.lines().any(|line| line.contains("hole,zero")), "{map}");
+}
+
+/// A plain file behind a write-back cache, which is smaller than what goes through it.
+fn cached(path: &Path, size: u64) -> Arc<dyn Device> {
+    let disk = PlainFile::open(path, false, Some(size)).unwrap();
+    let below = Arc::new(Threads::new(disk, 4).unwrap());
+    let config = Config { cache_bytes: 1 << 20, write_back: true, ..Config::default() };
+    Arc::new(Layered::new(below, config).unwrap())
+}
+
+/// nbdkit's plugin `nbd` is a client of ours and serves what it finds: nbdcopy copies to it and back, and fio's bytes come
+/// back through it, by four connections that it shares one of ours for, and each by one of its own.
+#[test]
+fn nbdkit_serves_what_we_serve() {
+    for shared in ["shared=true", "shared=false"] {
+        let scratch = Scratch::new("nbdkit");
+        let (from, back, backing) =
+            (scratch.path("from"), scratch.path("back"), scratch.path("disk"));
+        let bytes = source(&from, 13);
+        let _server = serve(&scratch, cached(&backing, bytes.len() as u64));
+        let uri = format!("uri={}", uri(&scratch, "disk"));
+        let script = format!(
+            "set -e; nbdinfo --json \"$uri\"; nbdcopy --connections=4 --flush --target-is-zero {from} \"$uri\"; \
+             nbdcopy --connections=4 \"$uri\" {back}; nbdinfo --map \"$uri\"",
+            from = from.display(),
+            back = back.display()
+        );
+        let args = ["-U", "-", "nbd", &uri, shared, "--run", &script];
+        let Some(output) = run("nbdkit", &args) else { return };
+        let text = said(&output);
+        // It passes on what we say that we can do.
+        for part in [
+            "\"export-size\": 9437184",
+            "\"can_multi_conn\": true",
+            "\"can_fua\": true",
+            "\"can_trim\": true",
+            "\"can_zero\": true",
+            "\"can_fast_zero\": true",
+            "\"is_read_only\": false",
+            "hole,zero",
+        ] {
+            assert!(text.contains(part), "{shared}: {part}: {text}");
+        }
+        assert!(std::fs::read(&backing).unwrap() == bytes, "{shared}: what lies there");
+        assert!(std::fs::read(&back).unwrap() == bytes, "{shared}: what came back");
+    }
+}
+
+/// What libnbd's shell does at random, by two connections and with many requests in flight, beside a copy of it in memory.
+const SHELL: &str = r#"
+import errno, random
+seed = 17
+random.seed(seed)
+size = h.get_size()
+assert h.can_multi_conn() and h.get_structured_replies_negotiated()
+other = nbd.NBD()
+other.connect_uri(h.get_uri())
+image = bytearray(size)
+def span(most):
+    at = random.randrange(size // 512) * 512
+    return at, min(random.randint(1, most) * 512, size - at)
+for turn in range(600):
+    c = random.choice((h, other))
+    at, n = span(300)
+    what = random.randrange(8)
+    if what < 3:
+        data = random.randbytes(n)
+        c.pwrite(data, at, nbd.CMD_FLAG_FUA if what == 0 else 0)
+        image[at:at + n] = data
+    elif what < 5:
+        c.zero(n, at, random.choice((0, nbd.CMD_FLAG_NO_HOLE, nbd.CMD_FLAG_FUA)))
+        image[at:at + n] = bytes(n)
+    elif what == 5:
+        c.flush()
+    else:
+        assert c.pread(n, at) == image[at:at + n], f"seed {seed}, turn {turn}: {n} bytes at {at}"
+# Sixty-four in flight, each at its own place; and reads of all of them after their answers.
+places = random.sample(range(size // 4096), 640)
+for first in range(0, len(places), 64):
+    cookies = []
+    for block in places[first:first + 64]:
+        data = random.randbytes(4096)
+        image[block * 4096:(block + 1) * 4096] = data
+        cookies.append((h.aio_pwrite(nbd.Buffer.from_bytearray(bytearray(data)), block * 4096), block))
+    for cookie, _ in cookies:
+        while not h.aio_command_completed(cookie):
+            h.poll(-1)
+    buffers = [(other.aio_pread(buffer, block * 4096), block, buffer) for _, block in cookies for buffer in [nbd.Buffer(4096)]]
+    for cookie, block, buffer in buffers:
+        while not other.aio_command_completed(cookie):
+            other.poll(-1)
+        assert buffer.to_bytearray() == image[block * 4096:(block + 1) * 4096], f"seed {seed}, block {block}"
+# Chunks of a structured read cover it once.
+seen = bytearray(size)
+def chunk(data, offset, status, error):
+    assert status in (nbd.READ_DATA, nbd.READ_HOLE)
+    seen[offset:offset + len(data)] = data
+for at in range(0, size, 1 << 20):
+    h.pread_structured(min(1 << 20, size - at), at, chunk)
+assert seen == image
+# What is told to be zero is zero, and the extents cover the disk.
+at = 0
+def extents(context, offset, entries, error):
+    global at
+    for length, flags in zip(entries[::2], entries[1::2]):
+        if flags & nbd.STATE_ZERO:
+            assert not any(image[at:at + length]), f"{length} bytes at {at} are told to be zero"
+        at += length
+h.flush()
+while at < size:
+    was = at
+    h.block_status(size - at, at, extents)
+    assert at > was
+# What does not fit is refused, and the connection lives.
+h.set_strict_mode(0)
+def refused(number, call, *args):
+    try:
+        call(*args)
+    except nbd.Error as error:
+        assert error.errnum == number, f"{call.__name__}{args[1:]}: {error}"
+    else:
+        raise AssertionError(f"{call.__name__} is not refused")
+refused(errno.EINVAL, h.pread, 512, size)
+refused(errno.EINVAL, h.pread, 1024, size - 512)
+refused(errno.ENOSPC, h.pwrite, bytes(1024), size - 512)
+refused(errno.EINVAL, h.trim, 1024, size - 512)
+refused(errno.ENOSPC, h.zero, 512, size)
+h.trim(1 << 20, 1 << 20)
+h.cache(4096, 0)
+image[1 << 20:2 << 20] = h.pread(1 << 20, 1 << 20)
+assert h.pread(size, 0) == image
+h.flush()
+other.shutdown()
+print("the same", len(image))
+"#;
+
+#[test]
+fn nbdsh_compares_byte_for_byte() {
+    let scratch = Scratch::new("nbdsh");
+    let backing = scratch.path("disk");
+    let _server = serve(&scratch, cached(&backing, 9 << 20));
+    let uri = uri(&scratch, "disk");
+    let args = ["--base-allocation", "-u", &uri, "-c", SHELL];
+    let Some(output) = run("nbdsh", &args) else { return };
+    assert!(said(&output).contains("the same 9437184"));
+    // And through nbdkit, which is a client of ours.
+    let script = scratch.path("script");
+    std::fs::write(&script, SHELL).unwrap();
+    let through = format!("nbdsh --base-allocation -u \"$uri\" -c \"$(cat {})\"", script.display());
+    let fresh = [&format!("nbdsh -u '{uri}' -c 'h.zero(h.get_size(), 0)' && {through}")];
+    let from = format!("uri={uri}");
+    let args = ["-U", "-", "nbd", &from, "shared=true", "--run", fresh[0]];
+    let Some(output) = run("nbdkit", &args) else { return };
+    assert!(said(&output).contains("the same 9437184"));
 }
 
 #[test]

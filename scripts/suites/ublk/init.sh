@@ -1,6 +1,6 @@
 #!/bin/busybox sh
 # The first process of the guests of ../ublk.sh. Programs are the host's own, by a device that changes nothing; all else is in memory. What it
-# says begins with `guest: `. `tests` comes from the kernel's command line.
+# says begins with `guest: `. `tests` and `seed` come from the kernel's command line.
 /bin/busybox --install -s /bin
 export PATH=/bin
 # The firmware has left a line without an end.
@@ -22,7 +22,7 @@ if mount -t virtiofs -o ro root /host; then
     mkdir -p -m 1777 /root/tmp /root/run /root/var /root/mnt /root/dev/shm && mount -t tmpfs tmpfs /root/dev/shm
     mv /suite /root/tmp/suite
     cp /bin/busybox /root/tmp/suite/
-    env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LC_ALL=C tests="$tests" chroot /root /bin/bash /tmp/suite/tests.sh
+    env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp LC_ALL=C tests="$tests" seed="$seed" chroot /root /bin/bash /tmp/suite/tests.sh
 else
     echo "guest: FAILED mount"
 fi

@@ -68,6 +68,19 @@ crashes() {
     wait $fio
 }
 
+# made FS DEVICE-OR-FILE: (small ones of XFS are for tests only)
+made() {
+    case $1 in
+    ext4) mkfs.ext4 -q -F "$2" ;;
+    xfs) TEST_DIR=1 TEST_DEV=1 QA_CHECK_FS=1 mkfs.xfs -q -f -l size=8m "$2" ;;
+    esac >out 2>&1
+}
+# checked FS DEVICE
+checked() {
+    case $1 in ext4) e2fsck -fn "$2" ;; xfs) xfs_repair -n "$2" ;; esac >out 2>&1
+}
+power() { /usr/bin/python3 /tmp/suite/power.py "$@"; }
+
 if wanted driver; then
     "$corbel" ublk memory:1MiB >out 2>&1
     [ $? = 7 ] && grep -q "modprobe ublk_drv" out && ok "no driver is told" || failed "no driver"
@@ -104,6 +117,14 @@ if wanted memory; then
         failed "memory: no number 5"
     fi
 fi
+
+if wanted filesystems || wanted power || wanted nbd; then
+    while read -r name; do /tmp/suite/busybox insmod "/tmp/suite/modules/$name.ko" || failed "insmod $name"; done </tmp/suite/modules/list
+fi
+for part in filesystems power nbd; do
+    # shellcheck source=/dev/null
+    . /tmp/suite/$part.sh
+done
 
 # disk NAME ARGS...: a disk of a source, through its life
 disk() {
