@@ -277,9 +277,9 @@ pub const ALL: &[Scenario] = &[
         name: "evicted-unsynced",
         tells: "processes that remember few files sync what they have closed, whose node loses its link to the second, and dies",
         make: |p, _| {
-            use Kind::{Create, Write};
-            p.favour = vec![Create, Create, Create, Write, Write];
-            (p.clients_at, p.pace, p.ops, p.syncs) = (vec![0, 0], 100 * US, 4000, 4);
+            use Kind::{Create, Mkdir, Write};
+            p.favour = vec![Mkdir, Create, Create, Create, Write, Write];
+            (p.clients_at, p.pace, p.ops, p.syncs) = (vec![0, 0], 100 * US, 6000, 3);
             p.tight = true;
             p.script = (0..6).fold(Script::new(6), |script, c| {
                 let ahead = When::SyncedAhead(c % 2, 0, 1);
