@@ -2,7 +2,7 @@
 //! placement groups each has, which OSDs are up and in, what was moved by hand, and the CRUSH map.
 //!
 //! [`OsdMap::decode`] reads Ceph's binary form; nothing in it is trusted. [`Mapper`] says where placement groups lie, many at a time, by
-//! the kernels of the crate `placement`, and as Ceph's clients and OSDs do it, bit for bit. [`Pool::group_of`] says in which group an object is.
+//! the kernels of the crate `placement`, and as Ceph's clients and OSDs do it, bit for bit. [`Pool::pg_of`] says in which placement group (PG) an object is.
 //!
 //! The map is one moment's: where a group lies a moment later only the cluster knows.
 
@@ -22,7 +22,7 @@ pub use self::mapping::{Lists, Mapped, Mapper, Share, Spread};
 
 /// Placement groups of a pool at most: Ceph's monitors allow 65,536 unless they are told otherwise. What maps a pool takes some forty
 /// bytes for each.
-pub const GROUPS_MAX: u32 = 1 << 22;
+pub const PGS_MAX: u32 = 1 << 22;
 /// In the place of an OSD: none. Only in lists of erasure-coded pools, where each place has its own shard.
 pub const NONE: i32 = placement::crush::ITEM_NONE;
 /// A weight, or a primary affinity, of one.
@@ -31,19 +31,19 @@ pub const ONE: u32 = 0x1_0000;
 pub const OCTOPUS: u8 = 15;
 /// The release from which on rules are found by their number alone: Quincy.
 const QUINCY: u8 = 17;
-/// The release from which on who is to be first for a while must serve the group.
+/// The release from which on a `primary_temp` must be one of those that serve the PG.
 const REEF: u8 = 18;
 
 /// A placement group.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Group {
+pub struct Pg {
     /// The pool's number.
     pub pool: i64,
     /// Which one of the pool's.
     pub seed: u32,
 }
 
-impl fmt::Display for Group {
+impl fmt::Display for Pg {
     /// As Ceph writes it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}.{:x}", self.pool, self.seed)
@@ -70,29 +70,29 @@ pub struct Pool {
     pub size: u8,
     /// So many have to be there for anything to be served.
     pub min_size: u8,
-    /// The rule of the CRUSH map.
-    pub rule: u8,
+    /// Its rule in the CRUSH map.
+    pub crush_rule: u8,
     /// How names of objects are hashed: 2 is rjenkins.
     pub object_hash: u8,
     /// Placement groups.
-    pub groups: u32,
-    /// Placement groups that lie in different places.
-    pub groups_placed: u32,
+    pub pg_num: u32,
+    /// Placement groups that lie in different places: the others lie where one of these does.
+    pub pgp_num: u32,
     /// What else is said of it, bit by bit.
     pub flags: u64,
 }
 
 impl Pool {
-    /// Groups of different pools lie in different places.
+    /// PGs of different pools lie in different places.
     const HASHES_POOL: u64 = 1 << 0;
     /// Of erasure-coded pools since Ceph 20: not every shard may be the first, and lists have another order.
     const EC_OPTIMIZATIONS: u64 = 1 << 19;
 
-    /// The group, of a pool of this number, in which an object is.
+    /// The PG, of a pool of this number, in which an object is.
     ///
     /// # Errors
     /// Names are hashed in another way than by rjenkins, which no pool has unless somebody wants it so.
-    pub fn group_of(&self, pool: i64, namespace: &[u8], object: &[u8]) -> Result<Group, String> {
+    pub fn pg_of(&self, pool: i64, namespace: &[u8], object: &[u8]) -> Result<Pg, String> {
         if self.object_hash != hash::RJENKINS {
             return Err(format!(
                 "pool {pool} hashes names of objects by method {}, and only {} (rjenkins) is known here",
@@ -105,15 +105,15 @@ impl Pool {
         } else {
             str_hash(&[namespace, &[hash::BETWEEN], object].concat())
         };
-        Ok(Group { pool, seed: stable_mod(hash, self.groups) })
+        Ok(Pg { pool, seed: stable_mod(hash, self.pg_num) })
     }
 
-    /// What the CRUSH map is asked for, for a group of a pool of this number.
-    fn input(&self, group: Group) -> u32 {
-        let seed = stable_mod(group.seed, self.groups_placed);
+    /// What CRUSH maps, for a PG of a pool of this number.
+    fn input(&self, pg: Pg) -> u32 {
+        let seed = stable_mod(pg.seed, self.pgp_num);
         // Of the number of a pool the lower half is taken, as Ceph does.
         #[allow(clippy::cast_possible_truncation)]
-        let pool = group.pool as u32;
+        let pool = pg.pool as u32;
         if self.flags & Self::HASHES_POOL != 0 {
             placement::crush::hash::hash2(seed, pool)
         } else {
@@ -129,8 +129,8 @@ pub struct Osd {
     pub state: u32,
     /// How much of what the CRUSH map gives it it takes: 0 (out) to [`ONE`].
     pub weight: u32,
-    /// How willingly it is the first of a group: 0 to [`ONE`].
-    pub affinity: u32,
+    /// How willingly it is the primary of a PG: 0 to [`ONE`].
+    pub primary_affinity: u32,
 }
 
 impl Osd {
@@ -161,16 +161,16 @@ pub struct OsdMap {
     pub pools: BTreeMap<i64, Pool>,
     /// OSDs by their numbers.
     pub osds: Vec<Osd>,
-    /// Groups that are served by others for now, mostly while data goes to where it belongs.
-    pub temporary: BTreeMap<Group, Vec<i32>>,
-    /// Groups whose first OSD is another one for now.
-    pub temporary_first: BTreeMap<Group, i32>,
-    /// Groups that were put where they are.
-    pub placed: BTreeMap<Group, Vec<i32>>,
-    /// Groups of which an OSD was exchanged for another.
-    pub exchanged: BTreeMap<Group, Vec<(i32, i32)>>,
-    /// Groups whose first OSD was chosen (since Reef).
-    pub chosen_first: BTreeMap<Group, i32>,
+    /// PGs that are served by others for now, mostly while data goes to where it belongs.
+    pub pg_temp: BTreeMap<Pg, Vec<i32>>,
+    /// PGs whose primary is another OSD for now.
+    pub primary_temp: BTreeMap<Pg, i32>,
+    /// PGs that were put where they are.
+    pub pg_upmap: BTreeMap<Pg, Vec<i32>>,
+    /// PGs of which an OSD was exchanged for another.
+    pub pg_upmap_items: BTreeMap<Pg, Vec<(i32, i32)>>,
+    /// PGs whose primary was chosen (since Reef).
+    pub pg_upmap_primaries: BTreeMap<Pg, i32>,
     /// What the cluster's OSDs are all at least: 16 is Pacific; 0: nobody has said so.
     pub release: u8,
     /// The CRUSH map.

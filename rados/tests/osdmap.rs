@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use base::random::Random;
 use forge::{Base, resealed};
-use rados::osdmap::{Group, Kind, Mapper, NONE, OsdMap};
+use rados::osdmap::{Kind, Mapper, NONE, OsdMap, Pg};
 
 /// Maps of a real cluster of three OSDs (Ceph 16.2.15), with four kinds of pools, an OSD that takes 0.6 of its weight, one that would rather not be
 /// first, OSDs that stand in while data moves; in the second one, one that is down, and groups that were moved by hand.
@@ -35,12 +35,12 @@ fn mapped(map: &OsdMap) -> Vec<String> {
     let mut mapper = Mapper::new(map).unwrap();
     let mut lines = Vec::new();
     for (pool, description) in &map.pools {
-        let seeds: Vec<u32> = (0..description.groups).collect();
+        let seeds: Vec<u32> = (0..description.pg_num).collect();
         let mapped = mapper.map(*pool, &seeds).unwrap();
         for (i, seed) in seeds.iter().enumerate() {
-            let up = shown(mapped.up.get(i), mapped.up_first[i]);
-            let acting = shown(mapped.acting.get(i), mapped.acting_first[i]);
-            lines.push(format!("{} up {up} acting {acting}", Group { pool: *pool, seed: *seed }));
+            let up = shown(mapped.up.get(i), mapped.up_primary[i]);
+            let acting = shown(mapped.acting.get(i), mapped.acting_primary[i]);
+            lines.push(format!("{} up {up} acting {acting}", Pg { pool: *pool, seed: *seed }));
         }
     }
     lines
@@ -73,22 +73,22 @@ fn a_real_map_is_read_whole() {
     let map = OsdMap::decode(&real("down.map")).unwrap();
     let (id, three) = map.pool("three").unwrap();
     assert_eq!((three.kind, three.size, three.min_size), (Kind::Replicated, 3, 1));
-    assert_eq!((three.groups, three.groups_placed), (24, 24));
+    assert_eq!((three.pg_num, three.pgp_num), (24, 24));
     assert_eq!(map.pool("ecpool").unwrap().1.kind, Kind::Erasure);
     assert_eq!((map.release, map.osds.len()), (16, 3));
     assert!(!map.osds[0].is_up() && map.osds[0].exists() && map.osds[1].is_up());
     assert_eq!(map.osds[2].weight, 39321);
-    assert!(map.osds[1].affinity < map.osds[0].affinity);
+    assert!(map.osds[1].primary_affinity < map.osds[0].primary_affinity);
     let (two, _) = map.pool("two").unwrap();
-    assert_eq!(map.exchanged[&Group { pool: two, seed: 0 }], [(1, 2)]);
-    assert_eq!(map.placed[&Group { pool: two, seed: 1 }], [0, 1]);
-    assert_eq!(map.temporary_first[&Group { pool: two, seed: 3 }], 2);
-    assert!(map.temporary.keys().any(|group| group.pool == id));
+    assert_eq!(map.pg_upmap_items[&Pg { pool: two, seed: 0 }], [(1, 2)]);
+    assert_eq!(map.pg_upmap[&Pg { pool: two, seed: 1 }], [0, 1]);
+    assert_eq!(map.primary_temp[&Pg { pool: two, seed: 3 }], 2);
+    assert!(map.pg_temp.keys().any(|group| group.pool == id));
     assert!(map.crush.class_names.values().any(|name| name == "c1"));
     // As `ceph osd map rbd foo.bar`, and the same in the namespace ns1, said.
     let (rbd, pool) = map.pool("rbd").unwrap();
-    assert_eq!(pool.group_of(rbd, b"", b"foo.bar").unwrap(), Group { pool: rbd, seed: 0 });
-    assert_eq!(pool.group_of(rbd, b"ns1", b"foo.bar").unwrap(), Group { pool: rbd, seed: 2 });
+    assert_eq!(pool.pg_of(rbd, b"", b"foo.bar").unwrap(), Pg { pool: rbd, seed: 0 });
+    assert_eq!(pool.pg_of(rbd, b"ns1", b"foo.bar").unwrap(), Pg { pool: rbd, seed: 2 });
 }
 
 #[test]
@@ -96,13 +96,13 @@ fn what_is_not_known_is_named() {
     let map = OsdMap::decode(&real("down.map")).unwrap();
     let mut mapper = Mapper::new(&map).unwrap();
     assert!(mapper.map(99, &[0]).unwrap_err().contains("no pool 99"));
-    assert!(mapper.map(7, &[24]).unwrap_err().contains("no group 7.18"));
+    assert!(mapper.map(7, &[24]).unwrap_err().contains("no placement group 7.18"));
     let mut other = map.clone();
     other.pools.get_mut(&6).unwrap().flags |= 1 << 19;
     other.pools.get_mut(&5).unwrap().object_hash = 1;
     let error = Mapper::new(&other).unwrap().map(6, &[0]).unwrap_err();
     assert!(error.contains("ecpool") && error.contains("allow_ec_optimizations"), "{error}");
-    let error = other.pools[&5].group_of(5, b"", b"x").unwrap_err();
+    let error = other.pools[&5].pg_of(5, b"", b"x").unwrap_err();
     assert!(error.contains("method 1"), "{error}");
     // A bucket that contains itself.
     let mut other = map.clone();
@@ -133,11 +133,11 @@ fn exercise(bytes: &[u8]) -> bool {
     let Ok(map) = OsdMap::decode(bytes) else { return false };
     let Ok(mut mapper) = Mapper::new(&map) else { return true };
     for (number, pool) in &map.pools {
-        let seeds: Vec<u32> = (0..pool.groups.min(4)).collect();
+        let seeds: Vec<u32> = (0..pool.pg_num.min(4)).collect();
         if let Ok(mapped) = mapper.map(*number, &seeds) {
             assert_eq!(mapped.len(), seeds.len());
         }
-        let _ = pool.group_of(*number, b"ns", b"name");
+        let _ = pool.pg_of(*number, b"ns", b"name");
     }
     true
 }
@@ -162,7 +162,7 @@ fn damage_ends_in_an_error_or_in_a_mapping() {
     let first = seed();
     let begun = Instant::now();
     let mut read = 0;
-    for run in first..first + 2_000 {
+    for run in first..first + 600 {
         let mut random = Random::new(run);
         let mut bytes = real(&format!("{}.map", REAL[random.below(2) as usize]));
         for _ in 0..=random.below(3) {
@@ -184,7 +184,7 @@ fn damage_ends_in_an_error_or_in_a_mapping() {
         println!("CORBEL_SEED={run}");
         read += u32::from(exercise(&resealed(bytes)));
     }
-    assert!(read > 150, "{read} of them could be read");
+    assert!(read > 40, "{read} of them could be read");
     assert!(begun.elapsed() < Duration::from_secs(300), "{:?}", begun.elapsed());
 }
 

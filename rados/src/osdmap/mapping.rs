@@ -8,7 +8,7 @@ use placement::crush::hash::hash2;
 use placement::crush::{Batch, CHOOSE_ARGS_DEFAULT, Map, Options, Placer};
 use placement::dispatch::{Dispatcher, Work};
 
-use super::{Group, Kind, NONE, ONE, OsdMap, Pool, QUINCY, REEF};
+use super::{Kind, NONE, ONE, OsdMap, Pg, Pool, QUINCY, REEF};
 
 /// Groups that are one task of the dispatcher: enough that handing it over is nothing, few enough that several accelerators get some.
 const CHUNK: usize = 1 << 14;
@@ -56,11 +56,11 @@ pub struct Mapped {
     /// The OSDs on which each belongs and that are up; of erasure-coded pools [`NONE`] where there is none.
     pub up: Lists,
     /// Which of them is the first.
-    pub up_first: Vec<Option<i32>>,
+    pub up_primary: Vec<Option<i32>>,
     /// The OSDs that serve each.
     pub acting: Lists,
     /// Whom clients ask.
-    pub acting_first: Vec<Option<i32>>,
+    pub acting_primary: Vec<Option<i32>>,
 }
 
 impl Mapped {
@@ -112,7 +112,7 @@ pub struct Mapper<'a> {
 
 /// What is to be looked up for groups of a pool, which mostly is nothing.
 struct Special {
-    temporary: bool,
+    pg_temp: bool,
     moved: bool,
     affinity: bool,
 }
@@ -153,13 +153,13 @@ impl<'a> Mapper<'a> {
     /// Where groups of a pool lie.
     ///
     /// # Errors
-    /// There is no such pool or group, something of the pool is not known here, or the CRUSH map does not come to an end.
+    /// There is no such pool or PG, something of the pool is not known here, or the CRUSH map does not come to an end.
     pub fn map(&mut self, number: i64, seeds: &[u32]) -> Result<Mapped, String> {
         let map = self.map;
         let pool = map.pools.get(&number).ok_or_else(|| format!("there is no pool {number}"))?;
-        if let Some(seed) = seeds.iter().find(|seed| **seed >= pool.groups) {
-            let group = Group { pool: number, seed: *seed };
-            return Err(format!("there is no group {group}: the pool has {}", pool.groups));
+        if let Some(seed) = seeds.iter().find(|seed| **seed >= pool.pg_num) {
+            let pg = Pg { pool: number, seed: *seed };
+            return Err(format!("there is no placement group {pg}: the pool has {}", pool.pg_num));
         }
         if pool.flags & Pool::EC_OPTIMIZATIONS != 0 {
             return Err(format!(
@@ -173,8 +173,8 @@ impl<'a> Mapper<'a> {
         let mut mapped = Mapped::default();
         let (mut up, mut acting) = (Vec::new(), Vec::new());
         for seeds in seeds.chunks(CHUNK) {
-            let groups = || seeds.iter().map(|seed| Group { pool: number, seed: *seed });
-            let inputs: Vec<u32> = groups().map(|group| pool.input(group)).collect();
+            let pgs = || seeds.iter().map(|seed| Pg { pool: number, seed: *seed });
+            let inputs: Vec<u32> = pgs().map(|pg| pool.input(pg)).collect();
             let (inputs, batch) = match rule {
                 Some(rule) => self.place(&placer, rule, inputs, pool.size)?,
                 // As Ceph does it: they lie nowhere.
@@ -183,20 +183,20 @@ impl<'a> Mapper<'a> {
                     (inputs, Box::new(Batch { width: 0, items: Vec::new(), lens }))
                 }
             };
-            for (i, (group, input)) in groups().zip(inputs).enumerate() {
+            for (i, (pg, input)) in pgs().zip(inputs).enumerate() {
                 up.clear();
                 up.extend_from_slice(batch.get(i));
-                let up_first = map.settle(pool, group, input, &special, &mut up);
-                let acting_first = if special.temporary {
-                    map.stand_in(pool, group, &up, up_first, &mut acting)
+                let up_primary = map.settle(pool, pg, input, &special, &mut up);
+                let acting_primary = if special.pg_temp {
+                    map.stand_in(pool, pg, &up, up_primary, &mut acting)
                 } else {
                     acting.clone_from(&up);
-                    up_first
+                    up_primary
                 };
                 mapped.up.push(&up);
-                mapped.up_first.push(up_first);
+                mapped.up_primary.push(up_primary);
                 mapped.acting.push(&acting);
-                mapped.acting_first.push(acting_first);
+                mapped.acting_primary.push(acting_primary);
             }
         }
         Ok(mapped)
@@ -225,21 +225,21 @@ impl<'a> Mapper<'a> {
         }
     }
 
-    /// How something lies that has so many parts in each group: over the OSDs that have any group of the pool.
+    /// How something lies that has so many parts in each PG: over the OSDs that have any PG of the pool.
     ///
     /// # Errors
     /// As of [`Mapper::map`].
     pub fn spread(&mut self, number: i64, parts: impl Fn(u32) -> u64) -> Result<Spread, String> {
-        let groups = self.map.pools.get(&number).map_or(0, |pool| pool.groups);
-        let seeds: Vec<u32> = (0..groups).collect();
+        let pg_num = self.map.pools.get(&number).map_or(0, |pool| pool.pg_num);
+        let seeds: Vec<u32> = (0..pg_num).collect();
         let mapped = self.map(number, &seeds)?;
         let mut spread = Spread::default();
-        for seed in 0..groups {
+        for seed in 0..pg_num {
             let (i, parts) = (seed as usize, parts(seed));
             for osd in mapped.acting.get(i).iter().filter(|osd| **osd != NONE) {
                 let share = spread.osds.entry(*osd).or_default();
                 share.copies += parts;
-                share.first += if mapped.acting_first[i] == Some(*osd) { parts } else { 0 };
+                share.first += if mapped.acting_primary[i] == Some(*osd) { parts } else { 0 };
             }
         }
         Ok(spread)
@@ -249,11 +249,11 @@ impl<'a> Mapper<'a> {
 /// The number of the rule by which groups of a pool are placed; none: by none, so that they lie nowhere.
 fn rule(crush: &Map, pool: &Pool, release: u8) -> Option<u32> {
     if release >= QUINCY {
-        return crush.rule(pool.rule.into()).map(|_| pool.rule.into());
+        return crush.rule(pool.crush_rule.into()).map(|_| pool.crush_rule.into());
     }
     // Before, one was looked for that is for such a pool.
     let fits = |rule: &placement::crush::Rule| {
-        rule.ruleset == pool.rule
+        rule.ruleset == pool.crush_rule
             && rule.kind == number(pool.kind)
             && (rule.min_size..=rule.max_size).contains(&pool.size)
     };
@@ -267,14 +267,14 @@ fn first(list: &[i32]) -> Option<i32> {
 
 impl OsdMap {
     fn special(&self, pool: i64) -> Special {
-        let all = Group { pool, seed: 0 }..=Group { pool, seed: u32::MAX };
+        let all = Pg { pool, seed: 0 }..=Pg { pool, seed: u32::MAX };
         Special {
-            temporary: self.temporary.range(all.clone()).next().is_some()
-                || self.temporary_first.range(all.clone()).next().is_some(),
-            moved: self.placed.range(all.clone()).next().is_some()
-                || self.exchanged.range(all.clone()).next().is_some()
-                || self.chosen_first.range(all).next().is_some(),
-            affinity: self.osds.iter().any(|osd| osd.affinity != ONE),
+            pg_temp: self.pg_temp.range(all.clone()).next().is_some()
+                || self.primary_temp.range(all.clone()).next().is_some(),
+            moved: self.pg_upmap.range(all.clone()).next().is_some()
+                || self.pg_upmap_items.range(all.clone()).next().is_some()
+                || self.pg_upmap_primaries.range(all).next().is_some(),
+            affinity: self.osds.iter().any(|osd| osd.primary_affinity != ONE),
         }
     }
 
@@ -292,14 +292,14 @@ impl OsdMap {
     fn settle(
         &self,
         pool: &Pool,
-        group: Group,
+        pg: Pg,
         input: u32,
         special: &Special,
         list: &mut Vec<i32>,
     ) -> Option<i32> {
         if special.moved {
             Self::keep(pool, list, |osd| self.exists(osd));
-            self.exchange(group, list);
+            self.exchange(pg, list);
         }
         Self::keep(pool, list, |osd| self.is_up(osd));
         let mut chosen = first(list);
@@ -315,14 +315,14 @@ impl OsdMap {
     }
 
     /// What was moved by hand.
-    fn exchange(&self, group: Group, list: &mut Vec<i32>) {
-        if let Some(placed) = self.placed.get(&group) {
+    fn exchange(&self, pg: Pg, list: &mut Vec<i32>) {
+        if let Some(placed) = self.pg_upmap.get(&pg) {
             if placed.iter().any(|osd| self.is_out(*osd)) {
                 return;
             }
             list.clone_from(placed);
         }
-        for (from, to) in self.exchanged.get(&group).into_iter().flatten() {
+        for (from, to) in self.pg_upmap_items.get(&pg).into_iter().flatten() {
             if list.contains(to) || self.is_out(*to) {
                 continue;
             }
@@ -330,7 +330,7 @@ impl OsdMap {
                 *place = *to;
             }
         }
-        if let Some(chosen) = self.chosen_first.get(&group)
+        if let Some(chosen) = self.pg_upmap_primaries.get(&pg)
             && self.osd(*chosen).is_some_and(|osd| osd.weight != 0)
             && let Some(place) = list.iter().position(|osd| osd == chosen)
         {
@@ -340,7 +340,7 @@ impl OsdMap {
 
     /// The place of the first OSD that is willing to be the first, or of the first one, if none is; nothing, if that is as it is anyhow.
     fn willing(&self, input: u32, list: &[i32]) -> Option<usize> {
-        let affinity = |osd: i32| self.osd(osd).map_or(ONE, |osd| osd.affinity);
+        let affinity = |osd: i32| self.osd(osd).map_or(ONE, |osd| osd.primary_affinity);
         let there = || list.iter().enumerate().filter(|(_, osd)| **osd != NONE);
         if there().all(|(_, osd)| affinity(*osd) == ONE) {
             return None;
@@ -353,27 +353,27 @@ impl OsdMap {
         willing.or_else(|| there().next()).map(|(place, _)| place)
     }
 
-    /// Who serves a group, and who of them is the first: who stands in for a while, or those on whom it belongs.
+    /// Who serves a PG, and who of them is the primary: who stands in for a while, or those on whom it belongs.
     fn stand_in(
         &self,
         pool: &Pool,
-        group: Group,
+        pg: Pg,
         up: &[i32],
-        up_first: Option<i32>,
+        up_primary: Option<i32>,
         acting: &mut Vec<i32>,
     ) -> Option<i32> {
         acting.clear();
-        if let Some(list) = self.temporary.get(&group) {
+        if let Some(list) = self.pg_temp.get(&pg) {
             acting.extend_from_slice(list);
             Self::keep(pool, acting, |osd| self.is_up(osd));
         }
-        let chosen = match self.temporary_first.get(&group) {
+        let chosen = match self.primary_temp.get(&pg) {
             Some(osd) => (*osd >= 0).then_some(*osd),
             None => first(acting),
         };
         let chosen = if acting.is_empty() {
             acting.extend_from_slice(up);
-            chosen.or(up_first)
+            chosen.or(up_primary)
         } else {
             chosen
         };

@@ -6,21 +6,21 @@
 //!   section 6 to 10 (for clients):
 //!     16 bytes fsid   u32 epoch   8 bytes made   8 bytes changed
 //!     pools: u32 n, n × (i64 number, section 21 and later:
-//!              u8 type (1: replicated, 3: erasure)   u8 size   u8 rule   u8 hash   u32 groups   u32 groups placed   u32, u32 (0)
+//!              u8 type (1: replicated, 3: erasure)   u8 size   u8 crush_rule   u8 object_hash   u32 pg_num   u32 pgp_num   u32, u32 (0)
 //!              u32 changed in   u64 newest snapshot   u32 of epoch   snapshots: u32 n, n × (u64, section)
 //!              removed snapshots: u32 n, n × (u64, u64)   u64 (old user)   u64 flags   u32 (0)   u8 min_size …)
 //!     names: u32 n, n × (i64 pool, text)   i32 highest number of a pool   u32 flags   i32 m: OSDs
 //!     states: u32 m, m × u32   weights: u32 m, m × u32   addresses: u32 m, m × addresses
-//!     temporary: u32 n, n × (group, u32 k, k × i32)   first: u32 n, n × (group, i32)   affinities: u32 m or 0, m × u32
+//!     pg_temp: u32 n, n × (pg, u32 k, k × i32)   primary_temp: u32 n, n × (pg, i32)   primary affinities: u32 m or 0, m × u32
 //!     u32 length, the CRUSH map   profiles: u32 n, n × (text, u32 k, k × (text, text))
-//!     placed: u32 n, n × (group, u32 k, k × i32)   exchanged: u32 n, n × (group, u32 k, k × (i32, i32))
+//!     pg_upmap: u32 n, n × (pg, u32 k, k × i32)   pg_upmap_items: u32 n, n × (pg, u32 k, k × (i32, i32))
 //!     i32 version of the CRUSH map   7: removed and purged snapshots: twice u32 n, n × (i64 pool, u32 k, k × (u64, u64))
-//!     9: 8 bytes last up, 8 bytes last in   10: first chosen: u32 n, n × (group, i32)
+//!     9: 8 bytes last up, 8 bytes last in   10: pg_upmap_primaries: u32 n, n × (pg, i32)
 //!   section (for OSDs):
 //!     addresses   u32 m, m × 25 bytes   shut out: u32 n, n × (address, 8 bytes)   addresses   u32   text   u32 m, m × 16 bytes
 //!     u32 m, m × section   addresses   12 bytes   5: u8 release of clients   u8 release of OSDs …
 //!   u32 CRC32C of all that is before, and of all that is behind it in the section
-//! text: u32 length, bytes     group: u8 1, u64 pool, u32 seed, i32
+//! text: u32 length, bytes     pg: u8 1, u64 pool, u32 seed, i32
 //! addresses: u8 2, u32 n, n × address, or one address     address: u8 1, section, or 136 bytes of which the first is 0
 //! ```
 
@@ -29,7 +29,7 @@ use std::collections::BTreeMap;
 use placement::checksum::crc32c;
 use placement::crush::{Map, limits};
 
-use super::{GROUPS_MAX, Group, Kind, ONE, Osd, OsdMap, Pool};
+use super::{Kind, ONE, Osd, OsdMap, PGS_MAX, Pg, Pool};
 
 type Result<T> = std::result::Result<T, String>;
 
@@ -137,23 +137,25 @@ impl<'a> Reader<'a> {
         self.section("a section", u8::MAX).map(drop)
     }
 
-    fn group(&mut self) -> Result<Group> {
+    fn pg(&mut self) -> Result<Pg> {
         let version = self.u8()?;
         if version != 1 {
-            return self.refuse(format_args!("a group of version {version}, and only 1 is known"));
+            return self.refuse(format_args!(
+                "a placement group of version {version}, and only 1 is known"
+            ));
         }
-        let group = Group { pool: self.i64()?, seed: self.u32()? };
+        let pg = Pg { pool: self.i64()?, seed: self.u32()? };
         self.i32()?; // which OSD it would be best to have it on, once
-        Ok(group)
+        Ok(pg)
     }
 
-    fn by_group<T>(
+    fn by_pg<T>(
         &mut self,
         size: usize,
         one: impl Fn(&mut Self) -> Result<T>,
-    ) -> Result<BTreeMap<Group, T>> {
-        const GROUP: usize = 17;
-        Ok(self.list(GROUP + size, |r| Ok((r.group()?, one(r)?)))?.into_iter().collect())
+    ) -> Result<BTreeMap<Pg, T>> {
+        const PG: usize = 17;
+        Ok(self.list(PG + size, |r| Ok((r.pg()?, one(r)?)))?.into_iter().collect())
     }
 
     fn pass_intervals(&mut self) -> Result<()> {
@@ -245,8 +247,8 @@ fn read_for_clients(mut r: Reader<'_>, version: u8) -> Result<OsdMap> {
         return r.refuse(format_args!("more than {} OSDs", limits::DEVICES_MAX));
     }
     r.pass_addresses()?;
-    let temporary = r.by_group(4, |r| r.list(4, Reader::i32))?;
-    let temporary_first = r.by_group(4, Reader::i32)?;
+    let pg_temp = r.by_pg(4, |r| r.list(4, Reader::i32))?;
+    let primary_temp = r.by_pg(4, Reader::i32)?;
     let affinities = r.list(4, Reader::u32)?;
     if !affinities.is_empty() && affinities.len() != states.len() {
         let affinities = affinities.len();
@@ -260,8 +262,8 @@ fn read_for_clients(mut r: Reader<'_>, version: u8) -> Result<OsdMap> {
             r.text().map(drop)
         })
     })?;
-    let placed = r.by_group(4, |r| r.list(4, Reader::i32))?;
-    let exchanged = r.by_group(4, |r| r.list(8, |r| Ok((r.i32()?, r.i32()?))))?;
+    let pg_upmap = r.by_pg(4, |r| r.list(4, Reader::i32))?;
+    let pg_upmap_items = r.by_pg(4, |r| r.list(8, |r| Ok((r.i32()?, r.i32()?))))?;
     r.i32()?; // how often the CRUSH map was changed
     if version >= 7 {
         for _ in ["removed", "purged"] {
@@ -274,20 +276,22 @@ fn read_for_clients(mut r: Reader<'_>, version: u8) -> Result<OsdMap> {
     if version >= 9 {
         r.take(16)?; // when an OSD came up, and in, last
     }
-    let chosen_first = if version >= 10 { r.by_group(4, Reader::i32)? } else { BTreeMap::new() };
+    let pg_upmap_primaries = if version >= 10 { r.by_pg(4, Reader::i32)? } else { BTreeMap::new() };
     let affinities = affinities.into_iter().chain(std::iter::repeat(ONE));
     let osds = states.into_iter().zip(weights).zip(affinities);
-    let osds = osds.map(|((state, weight), affinity)| Osd { state, weight, affinity }).collect();
+    let osds = osds
+        .map(|((state, weight), primary_affinity)| Osd { state, weight, primary_affinity })
+        .collect();
     Ok(OsdMap {
         fsid,
         epoch,
         pools,
         osds,
-        temporary,
-        temporary_first,
-        placed,
-        exchanged,
-        chosen_first,
+        pg_temp,
+        primary_temp,
+        pg_upmap,
+        pg_upmap_items,
+        pg_upmap_primaries,
         release: 0,
         crush,
     })
@@ -305,14 +309,14 @@ fn read_pool(r: &mut Reader<'_>) -> Result<Pool> {
         3 => Kind::Erasure,
         kind => return r.refuse(format_args!("a pool of type {kind}: 1 and 3 are known")),
     };
-    let [size, rule, object_hash] = r.array()?;
-    let (groups, groups_placed) = (r.u32()?, r.u32()?);
-    if !(1..=GROUPS_MAX).contains(&groups) || !(1..=groups).contains(&groups_placed) {
+    let [size, crush_rule, object_hash] = r.array()?;
+    let (pg_num, pgp_num) = (r.u32()?, r.u32()?);
+    if !(1..=PGS_MAX).contains(&pg_num) || !(1..=pg_num).contains(&pgp_num) {
         return r.refuse(format_args!(
-            "a pool of {groups} groups, of which {groups_placed} in different places: from 1 to {GROUPS_MAX} are known"
+            "a pool of {pg_num} placement groups, {pgp_num} for placement: from 1 to {PGS_MAX} are known, and no more for placement than there are"
         ));
     }
-    r.take(24)?; // groups of local pools, the last change, snapshots' newest number and epoch
+    r.take(24)?; // PGs of local pools, the last change, snapshots' newest number and epoch
     r.pass(14, |r| {
         r.u64()?;
         r.pass_section()
@@ -323,7 +327,7 @@ fn read_pool(r: &mut Reader<'_>) -> Result<Pool> {
     r.take(4)?; // how long OSDs wait after a crash, once
     let min_size = r.u8()?;
     let name = String::new();
-    Ok(Pool { name, kind, size, min_size, rule, object_hash, groups, groups_placed, flags })
+    Ok(Pool { name, kind, size, min_size, crush_rule, object_hash, pg_num, pgp_num, flags })
 }
 
 /// What the cluster's OSDs are at least.
