@@ -235,7 +235,8 @@ impl Found {
                 NONE => "-".to_owned(),
                 osd => osd.to_string(),
             });
-            osds.collect::<Vec<_>>().join(",")
+            let osds = osds.collect::<Vec<_>>();
+            if osds.is_empty() { "nowhere".to_owned() } else { osds.join(",") }
         };
         for (i, (name, pg)) in self.names.iter().enumerate() {
             let name = name.as_ref().map(|name| format!("{name}  ")).unwrap_or_default();
