@@ -47,13 +47,13 @@ fn again(ceph: &Ceph, spec: &Spec, places: &[String]) -> Arc<Pool> {
 fn a_real_cluster_keeps_images() {
     let Some(ceph) = Ceph::start("rados") else { return };
     the_librarys_threads_end_nothing_themselves(&ceph);
+    replicas_are_read(&ceph);
+    objects_lie_where_the_map_says(&ceph);
     names_are_kept_found_and_removed(&ceph);
     one_writes(&ceph);
     a_full_cluster_takes_no_lock_away(&ceph);
     who_is_shut_out_takes_the_lock_anew(&ceph);
     stores_share_a_pool(&ceph);
-    replicas_are_read(&ceph);
-    objects_lie_where_the_map_says(&ceph);
     osds_are_ended_hang_and_rot(&ceph);
 }
 
@@ -112,6 +112,10 @@ fn replicas_are_read(ceph: &Ceph) {
     let end = Instant::now() + Duration::from_secs(60);
     while plain.put("vm/a", &[b"0123456789"]).is_err() {
         assert!(Instant::now() < end);
+    }
+    // A replica answers for what it knows all others to have: that it is told with the next write to the same group.
+    for other in 0..80 {
+        plain.put(&format!("vm/other{other}"), &[b"x"]).unwrap();
     }
     // How many of so many reads each OSD has answered.
     let answered = |store: &Rados, times: u64| -> Vec<u64> {
