@@ -68,6 +68,26 @@ fn groups_of_a_real_cluster_lie_where_ceph_says() {
     }
 }
 
+/// Every shard is counted, and every placement group has one primary, also where an OSD has several shards of it.
+#[test]
+fn what_lies_on_osds_adds_up() {
+    for name in REAL {
+        let map = OsdMap::decode(&real(&format!("{name}.map"))).unwrap();
+        let mut mapper = Mapper::new(&map).unwrap();
+        for (number, pool) in &map.pools {
+            let seeds: Vec<u32> = (0..pool.pg_num).collect();
+            let mapped = mapper.map(*number, &seeds).unwrap();
+            let lists = || (0..seeds.len()).map(|i| mapped.acting.get(i));
+            let copies = lists().flatten().filter(|osd| **osd != NONE).count() as u64;
+            let served = lists().filter(|list| list.iter().any(|osd| *osd != NONE)).count() as u64;
+            let spread = mapper.spread(*number, |_| 3).unwrap();
+            assert_eq!(spread.osds.values().map(|share| share.copies).sum::<u64>(), 3 * copies);
+            let primaries = spread.osds.values().map(|share| share.first).sum::<u64>();
+            assert!(primaries <= 3 * served, "{name} pool {number}: {primaries} of {served}");
+        }
+    }
+}
+
 #[test]
 fn a_real_map_is_read_whole() {
     let map = OsdMap::decode(&real("down.map")).unwrap();

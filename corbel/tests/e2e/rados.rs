@@ -88,10 +88,10 @@ fn what_is_wrong_is_said() {
     let damaged = damaged.display().to_string();
     for (args, exit, code) in [
         (&["rados:none", "--osdmap", &map][..], 1, "failed"),
-        (&["rbd:rbd/disk", "--osdmap", &map], 2, "usage"),
-        (&["pool", "--osdmap", &map], 2, "usage"),
-        (&["rados:rbd?reads=all", "--osdmap", &map], 2, "usage"),
-        (&["rados:rbd", "--osdmap", &damaged], 5, "damaged"),
+        (&["rbd:rbd/disk", "--osdmap", &map][..], 2, "usage"),
+        (&["pool", "--osdmap", &map][..], 2, "usage"),
+        (&["rados:rbd?reads=all", "--osdmap", &map][..], 2, "usage"),
+        (&["rados:rbd", "--osdmap", &damaged][..], 5, "damaged"),
     ] {
         let (status, said) = answer(args);
         assert_eq!((status, said["error"]["code"].as_str()), (Some(exit), Some(code)), "{said}");

@@ -239,7 +239,11 @@ impl<'a> Mapper<'a> {
             for osd in mapped.acting.get(i).iter().filter(|osd| **osd != NONE) {
                 let share = spread.osds.entry(*osd).or_default();
                 share.copies += parts;
-                share.first += if mapped.acting_primary[i] == Some(*osd) { parts } else { 0 };
+            }
+            // It may have several shards, and is the primary once.
+            let primary = mapped.acting_primary[i];
+            if let Some(share) = primary.and_then(|osd| spread.osds.get_mut(&osd)) {
+                share.first += parts;
             }
         }
         Ok(spread)
