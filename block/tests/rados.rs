@@ -11,7 +11,8 @@ use block::pool::rados::Rados;
 use block::pool::repair::{self, Orders};
 use block::pool::store::{self, Store};
 use block::pool::{Image, Pool, Spec, StoreSpec};
-use rados::{Cluster, Io, Purpose, Step};
+use rados::osdmap::{Mapper, NONE};
+use rados::{Cluster, Io, Purpose, Reads, Step};
 use rig::ceph::Ceph;
 use rig::disk::{check, work};
 
@@ -46,6 +47,8 @@ fn again(ceph: &Ceph, spec: &Spec, places: &[String]) -> Arc<Pool> {
 fn a_real_cluster_keeps_images() {
     let Some(ceph) = Ceph::start("rados") else { return };
     the_librarys_threads_end_nothing_themselves(&ceph);
+    replicas_are_read(&ceph);
+    objects_lie_where_the_map_says(&ceph);
     names_are_kept_found_and_removed(&ceph);
     one_writes(&ceph);
     a_full_cluster_takes_no_lock_away(&ceph);
@@ -88,6 +91,107 @@ fn the_librarys_threads_end_nothing_themselves(ceph: &Ceph) {
     while Arc::strong_count(&alive) > 1 || threads() > before {
         assert!(Instant::now() < end, "{} threads, {before} before", threads());
         std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// Reads of clients that an OSD has answered.
+fn reads_of(ceph: &Ceph, osd: usize) -> u64 {
+    let said = ceph.run("ceph", &["tell", &format!("osd.{osd}"), "perf", "dump", "osd", "op_r"]);
+    let (_, number) = said.split_once("\"op_r\":").expect(&said);
+    let number: String = number.chars().filter(char::is_ascii_digit).collect();
+    number.parse().expect(&said)
+}
+
+/// With `reads=balance` all OSDs of an object answer, none of them with what was there before.
+fn replicas_are_read(ceph: &Ceph) {
+    ceph.run("ceph", &["osd", "pool", "create", "threefold", "8"]);
+    ceph.run("ceph", &["osd", "pool", "set", "threefold", "size", "3"]);
+    let plain = open(ceph, "threefold");
+    let place = format!("threefold?reads=balance&conf={}", ceph.conf()).parse().unwrap();
+    let balanced = Rados::patient(place, PATIENCE, LEASE).unwrap();
+    let end = Instant::now() + Duration::from_secs(60);
+    while plain.put("vm/a", &[b"0123456789"]).is_err() {
+        assert!(Instant::now() < end);
+    }
+    // A replica answers for what it knows all others to have: that it is told with the next write to the same group.
+    for other in 0..80 {
+        plain.put(&format!("vm/other{other}"), &[b"x"]).unwrap();
+    }
+    // How many of so many reads each OSD has answered.
+    let answered = |store: &Rados, times: u64| -> Vec<u64> {
+        let before = [0, 1, 2].map(|osd| reads_of(ceph, osd));
+        for _ in 0..times {
+            assert_eq!(store.get("vm/a", 2, 5), Ok(b"23456".to_vec()));
+        }
+        (0..3).map(|osd| reads_of(ceph, osd) - before[osd]).collect()
+    };
+    let by_first = answered(&plain, 90);
+    assert_eq!(by_first.iter().filter(|reads| **reads >= 90).count(), 1, "{by_first:?}");
+    assert_eq!(by_first.iter().filter(|reads| **reads < 10).count(), 2, "{by_first:?}");
+    // One in 10^9 has less than 6 of 90.
+    let by_all = answered(&balanced, 90);
+    assert!(by_all.iter().all(|reads| *reads >= 6), "{by_all:?}");
+    println!("of 90 reads by the first {by_first:?}, by all {by_all:?}");
+    // Ends, and what is not there.
+    assert_eq!(balanced.get("vm/a", 8, 100), Ok(b"89".to_vec()));
+    assert_eq!(balanced.get("vm/a", 100, 5), Ok(Vec::new()));
+    assert_eq!(balanced.get("vm/none", 0, 5), Err(Errno::NOENT));
+    // What was written is what all of them have.
+    let mut random = Random::new(11);
+    let mut bytes = vec![0; 50_000];
+    for round in 0..60 {
+        random.fill(&mut bytes);
+        let name = format!("vm/{}", round % 3);
+        plain.put(&name, &[&bytes]).unwrap();
+        for _ in 0..3 {
+            assert_eq!(balanced.get(&name, 0, 60_000).as_ref(), Ok(&bytes), "{round}");
+        }
+    }
+    // Where there are no replicas.
+    ceph.run("ceph", &["osd", "pool", "create", "coded", "8", "8", "erasure"]);
+    let cluster = Cluster::connect(None, Some(&ceph.conf()), PATIENCE, Purpose::Store).unwrap();
+    let coded = Arc::new(cluster).io("coded", "").unwrap();
+    let error = coded.reading(Reads::Balance).unwrap_err();
+    assert!(error.contains("erasure-coded"), "{error}");
+}
+
+/// What is computed here is what the cluster says.
+fn objects_lie_where_the_map_says(ceph: &Ceph) {
+    ceph.run("ceph", &["osd", "primary-affinity", "osd.1", "0.2"]);
+    ceph.run("ceph", &["osd", "reweight", "2", "0.7"]);
+    let cluster = Cluster::connect(None, Some(&ceph.conf()), PATIENCE, Purpose::Store).unwrap();
+    let names = |pool: &'static str| (0..12).map(move |n| (pool, format!("object.{n}")));
+    let end = Instant::now() + Duration::from_secs(60);
+    for (pool, name) in names("threefold").chain(names("coded")).chain(names("osd2")) {
+        // While groups move the one moment's map is not the next one's.
+        loop {
+            let map = cluster.osd_map().unwrap();
+            let said = ceph.run("ceph", &["osd", "map", pool, &name, "ns"]);
+            if said.contains(&format!("osdmap e{} ", map.epoch)) {
+                let (number, described) = map.pool(pool).unwrap();
+                let pg = described.pg_of(number, b"ns", name.as_bytes()).unwrap();
+                let mapped = Mapper::new(&map).unwrap().map(number, &[pg.seed]).unwrap();
+                let list = |osds: &[i32], primary: Option<i32>| {
+                    let osds = osds.iter().map(|osd| match *osd {
+                        NONE => "NONE".to_owned(),
+                        osd => osd.to_string(),
+                    });
+                    let osds = osds.collect::<Vec<_>>().join(",");
+                    format!("([{osds}], p{})", primary.unwrap_or(-1))
+                };
+                let up = list(mapped.up.get(0), mapped.up_primary[0]);
+                let acting = list(mapped.acting.get(0), mapped.acting_primary[0]);
+                let ours = format!("({pg}) -> up {up} acting {acting}");
+                assert!(said.contains(&ours), "{ours}, and the cluster says: {said}");
+                break;
+            }
+            assert!(Instant::now() < end);
+        }
+    }
+    ceph.run("ceph", &["osd", "primary-affinity", "osd.1", "1"]);
+    ceph.run("ceph", &["osd", "reweight", "2", "1"]);
+    for pool in ["threefold", "coded"] {
+        ceph.run("ceph", &["osd", "pool", "rm", pool, pool, "--yes-i-really-really-mean-it"]);
     }
 }
 

@@ -91,11 +91,34 @@ fn images_are_what_ceph_says_they_are() {
     an_image_without_a_lock(&ceph, &scratch);
     a_snapshot_waits_for_what_is_under_way(&ceph, &scratch);
     what_is_written_waits_for_the_header(&ceph, &scratch);
+    replicas_serve_reads(&ceph, &scratch);
     an_osd_is_waited_for(&ceph);
     what_was_given_up_keeps_the_lock(&ceph, &scratch);
     who_is_shut_out_writes_no_more(&ceph);
     a_pool_gets_another_name(&ceph);
     through_nbd(&ceph, &scratch);
+}
+
+/// An image of which every replica is read is the same image.
+fn replicas_serve_reads(ceph: &Ceph, scratch: &Scratch) {
+    ceph.run("ceph", &["osd", "pool", "create", "threefold", "8"]);
+    ceph.run("ceph", &["osd", "pool", "set", "threefold", "size", "3"]);
+    ceph.run("rbd", &["create", "threefold/disk", "--size", "48M"]);
+    let place = format!("threefold/disk?conf={}&reads=balance", ceph.conf());
+    let mut model = vec![0; SIZE as usize];
+    let mut random = Random::new(5);
+    {
+        let image = RbdImage::open(&place.parse().unwrap(), false).unwrap();
+        for _ in 0..4 {
+            work(&image, &mut model, &mut random);
+            check(&image, &model);
+        }
+    }
+    same(&exported(ceph, scratch, "threefold/disk"), &model);
+    ceph.run(
+        "ceph",
+        &["osd", "pool", "rm", "threefold", "threefold", "--yes-i-really-really-mean-it"],
+    );
 }
 
 fn what_is_not_understood_is_refused(ceph: &Ceph) {

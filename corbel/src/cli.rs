@@ -121,6 +121,9 @@ pub enum Verb {
     /// Compile, decompile and test CRUSH maps, as with crushtool
     #[command(subcommand)]
     Crush(crate::crush::CrushVerb),
+    /// Where objects of a Ceph cluster lie
+    #[command(subcommand)]
+    Rados(crate::rados::RadosVerb),
     /// Read, show or write the configuration
     #[command(subcommand)]
     Config(ConfigVerb),

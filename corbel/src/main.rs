@@ -21,6 +21,7 @@ mod output;
 mod pool;
 mod process;
 mod quota;
+mod rados;
 mod recover;
 mod run;
 mod scrub;
@@ -67,6 +68,7 @@ fn run(cli: Cli, out: &Output) -> Result<u8> {
         Verb::Demo(args) => demo::run(&args, out)?,
         Verb::Bench(verb) => return bench::run(out, &verb),
         Verb::Crush(verb) => crush::run(out, &verb)?,
+        Verb::Rados(verb) => rados::run(out, &verb)?,
         Verb::Config(verb) => cli::config(global, out, &verb)?,
         Verb::Completion { shell } => cli::completion(shell),
         Verb::Run(args) => return run::run(global, out, &args),

@@ -23,8 +23,9 @@ macro_rules! sources_help {
         volume:/PATH   a file of the Corbel volume; a flush means all replicas\n  \
         file:PATH      a file or block device of this machine\n  \
         pool:FILE:NAME an image of a pool (corbel pool)\n  \
-        rbd:[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE]\n                 \
-        an image of Ceph's RBD, through librados (apt install librados2)\n  \
+        rbd:[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE][&reads=balance]\n                 \
+        an image of Ceph's RBD, through librados (apt install librados2);\n                 \
+        reads=balance or localize: replicas are read as well\n  \
         memory:SIZE    memory, gone at the end\n"
     };
 }
@@ -120,7 +121,10 @@ impl<'a> Opener<'a> {
             }
             "rbd" => {
                 let at = rest.parse().map_err(|error: String| {
-                    usage(error, "write rbd:[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE]")
+                    usage(
+                        error,
+                        "write rbd:[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE][&reads=balance]",
+                    )
                 })?;
                 let image = RbdImage::open(&at, read_only).map_err(|error| {
                     Failure::failed(format!("{source}: {error}"), "see docs/block.md, RBD")

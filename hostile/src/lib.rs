@@ -24,6 +24,7 @@ pub mod image;
 pub mod input;
 pub mod lz4_block;
 pub mod node;
+pub mod osd_map;
 pub mod packed;
 pub mod peer;
 pub mod resp;
@@ -71,6 +72,7 @@ pub const TARGETS: &[Target] = &[
     target("media", |b| formats::run(formats::MEDIA, b), || formats::seeds(formats::MEDIA)),
     target("memory", |b| formats::run(formats::MEMORY, b), || formats::seeds(formats::MEMORY)),
     target("node", node::run, Vec::new),
+    target("osd_map", osd_map::run, Vec::new),
     target("packed", packed::run, packed::seeds),
     target("peer", peer::run, Vec::new),
     target("resp", resp::run, resp::seeds),

@@ -17,6 +17,8 @@ use std::time::Duration;
 
 use base::Errno;
 
+use crate::osdmap::OsdMap;
+
 pub use self::io::{Done, Io, Step};
 pub use self::library::load;
 use self::library::{Lib, Raw, lib};
@@ -34,6 +36,9 @@ fn told(code: c_int) -> Result<c_int, Errno> {
 fn text(text: &str) -> Result<CString, Errno> {
     CString::new(text).map_err(|_| Errno::INVAL)
 }
+
+/// Bytes of a map of OSDs at most: that of ten thousand has some ten MiB.
+const OSD_MAP_MAX: usize = 256 << 20;
 
 thread_local! {
     /// This is a thread of the library.
@@ -223,6 +228,51 @@ impl Cluster {
         let code = unsafe { (self.lib.pool_name)(self.raw, id, name.as_mut_ptr(), name.len()) };
         // A longer name is one as well.
         told(code).map_or_else(|errno| errno == Errno::RANGE, |_| true)
+    }
+
+    /// What a monitor answers to a command, in its form of JSON: at most so many bytes.
+    ///
+    /// # Errors
+    /// EOVERFLOW: it is more.
+    pub fn command(&self, command: &str, most: usize) -> Result<Vec<u8>, Errno> {
+        let command = text(command)?;
+        let mut commands = [command.as_ptr()];
+        let (mut at, mut len) = (null_mut(), 0);
+        // SAFETY: the handle lives, there is one command, which ends in NUL, no input, and room for where the answer is; of what is said of it
+        // in words nothing is wanted.
+        let code = unsafe {
+            let call = self.lib.command;
+            let (commands, at, len) = (commands.as_mut_ptr(), &raw mut at, &raw mut len);
+            call(self.raw, commands, 1, null(), 0, at, len, null_mut(), null_mut())
+        };
+        let mut answer = Ok(Vec::new());
+        if !at.is_null() {
+            // SAFETY: so many bytes are there, and are the library's to free, once.
+            unsafe {
+                answer = match len <= most {
+                    true => Ok(std::slice::from_raw_parts(at.cast::<u8>(), len).to_vec()),
+                    false => Err(Errno::OVERFLOW),
+                };
+                (self.lib.buffer_free)(at);
+            }
+        }
+        told(code)?;
+        answer
+    }
+
+    /// The map of its OSDs, as a monitor has it now.
+    ///
+    /// # Errors
+    /// What is wrong and what to do.
+    pub fn osd_map(&self) -> Result<OsdMap, String> {
+        let bytes = self.command(r#"{"prefix": "osd getmap"}"#, OSD_MAP_MAX).map_err(|errno| {
+            let what = match errno {
+                Errno::ACCES | Errno::PERM => "the user needs mon 'allow r': see ceph auth get",
+                _ => "see ceph -s, and ceph osd getmap",
+            };
+            format!("the cluster's map of OSDs cannot be had: {errno}: {what}")
+        })?;
+        OsdMap::decode(&bytes)
     }
 
     /// The objects of a pool in a namespace (empty: the one without a name).

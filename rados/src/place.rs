@@ -1,9 +1,35 @@
-//! How objects and images are named: `[USER@]POOL[/NAMESPACE[/PREFIX]][?conf=FILE]`, `[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE]`.
+//! How objects and images are named: `[USER@]POOL[/NAMESPACE[/PREFIX]]`, `[USER@]POOL[/NAMESPACE]/IMAGE`, both with options behind:
+//! `?conf=FILE&reads=WHERE`.
 
 use std::str::FromStr;
 
-const FORM: &str = "[USER@]POOL[/NAMESPACE[/PREFIX]][?conf=FILE]";
-const IMAGE_FORM: &str = "[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE]";
+const FORM: &str = "[USER@]POOL[/NAMESPACE[/PREFIX]][?conf=FILE][&reads=balance]";
+const IMAGE_FORM: &str = "[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE][&reads=balance]";
+
+/// Which of the OSDs that have an object are asked for what it holds.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub enum Reads {
+    /// The first one, which also takes what is written.
+    #[default]
+    Primary,
+    /// Any of them, drawn anew for each request.
+    Balance,
+    /// The nearest one, by the `crush_location` of the configuration.
+    Localize,
+}
+
+impl FromStr for Reads {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        match text {
+            "primary" => Ok(Self::Primary),
+            "balance" => Ok(Self::Balance),
+            "localize" => Ok(Self::Localize),
+            _ => Err(()),
+        }
+    }
+}
 
 /// Where objects are.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -18,17 +44,40 @@ pub struct Place {
     pub prefix: String,
     /// The file of configuration; none: the usual ones.
     pub conf: Option<String>,
+    /// Whom reads ask.
+    pub reads: Reads,
+}
+
+/// Reads what comes after the question mark. A file is all that is before the next option, whatever is in its name.
+fn options(text: &str) -> Result<(Option<&str>, Reads), &'static str> {
+    const WRONG: &str =
+        "what comes after ? is not conf=FILE or reads=balance, localize or primary, each once";
+    let (mut conf, mut reads) = (None, None);
+    let mut rest = Some(text);
+    while let Some(option) = rest {
+        let next = ["&conf=", "&reads="].iter().filter_map(|next| option.find(next)).min();
+        let (option, more) = match next {
+            Some(at) => (&option[..at], Some(&option[at + 1..])),
+            None => (option, None),
+        };
+        rest = more;
+        match option.split_once('=') {
+            Some(("conf", file)) if !file.is_empty() && conf.is_none() => conf = Some(file),
+            Some(("reads", whom)) if reads.is_none() => {
+                reads = Some(whom.parse::<Reads>().map_err(|()| WRONG)?);
+            }
+            _ => return Err(WRONG),
+        }
+    }
+    Ok((conf, reads.unwrap_or_default()))
 }
 
 /// Cuts off what all forms have: the user, the configuration. What is left are parts between slashes.
 fn parts<'a>(text: &'a str, form: &str) -> Result<(Place, Vec<&'a str>), String> {
     let wrong = |what: &str| format!("{text:?}: {what}: write {form}");
-    let (rest, conf) = match text.split_once('?') {
-        Some((rest, options)) => {
-            let conf = options.strip_prefix("conf=").filter(|file| !file.is_empty());
-            (rest, Some(conf.ok_or_else(|| wrong("what comes after ? is not conf=FILE"))?))
-        }
-        None => (text, None),
+    let (rest, (conf, reads)) = match text.split_once('?') {
+        Some((rest, behind)) => (rest, options(behind).map_err(wrong)?),
+        None => (text, (None, Reads::Primary)),
     };
     let (user, rest) = match rest.split_once('@') {
         Some((user, rest)) => (Some(user.strip_prefix("client.").unwrap_or(user)), rest),
@@ -50,6 +99,7 @@ fn parts<'a>(text: &'a str, form: &str) -> Result<(Place, Vec<&'a str>), String>
         namespace: String::new(),
         prefix: String::new(),
         conf: conf.map(str::to_owned),
+        reads,
     };
     Ok((place, parts))
 }
@@ -125,6 +175,33 @@ mod tests {
             let error = bad.parse::<Place>().unwrap_err();
             assert!(error.contains("write ["), "{error}");
         }
+    }
+
+    #[test]
+    fn whom_reads_ask_is_read() {
+        let read = |text: &str| -> Result<(Option<String>, Reads), String> {
+            text.parse::<Place>().map(|place| (place.conf, place.reads))
+        };
+        let file = |name: &str| Some(name.to_owned());
+        assert_eq!(read("p"), Ok((None, Reads::Primary)));
+        assert_eq!(read("p?reads=balance"), Ok((None, Reads::Balance)));
+        assert_eq!(read("p?conf=/a&reads=localize"), Ok((file("/a"), Reads::Localize)));
+        assert_eq!(read("p/n?reads=primary&conf=/a&b=c"), Ok((file("/a&b=c"), Reads::Primary)));
+        for bad in [
+            "p?",
+            "p?reads=",
+            "p?reads=any",
+            "p?reads=balance&",
+            "p?reads=balance&reads=balance",
+            "p?conf=a&conf=b",
+            "p?conf=&reads=balance",
+            "p?Reads=balance",
+        ] {
+            let error = read(bad).unwrap_err();
+            assert!(error.contains("reads=balance"), "{error}");
+        }
+        let image: ImagePlace = "rbd/disk?reads=balance".parse().unwrap();
+        assert_eq!((image.place.reads, image.image.as_str()), (Reads::Balance, "disk"));
     }
 
     #[test]

@@ -112,6 +112,7 @@ impl RbdImage {
             }
             _ => format!("image {name}: the pool {}: {errno}", place.pool),
         })?;
+        let io = io.reading(place.reads).map_err(|why| format!("image {name}: {why}"))?;
         let io = Arc::new(io);
         let seen = Header::read(&io, at)?;
         let standing = Arc::new(Standing::default());

@@ -22,6 +22,7 @@ mod nfs;
 mod overload;
 mod patience;
 mod posix;
+mod rados;
 mod recover;
 mod restart;
 mod run;

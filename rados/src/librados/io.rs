@@ -9,9 +9,15 @@ use base::Errno;
 
 use super::library::{Lib, Raw};
 use super::{Cluster, called_back, text, told};
+use crate::osdmap::{Kind, OCTOPUS};
+use crate::place::Reads;
 
 /// `LIBRADOS_OPERATION_FULL_TRY`: a full cluster says so, rather than let everybody wait.
 const FULL_TRY: c_int = 64;
+/// `LIBRADOS_OPERATION_BALANCE_READS`.
+const BALANCE_READS: c_int = 1;
+/// `LIBRADOS_OPERATION_LOCALIZE_READS`.
+const LOCALIZE_READS: c_int = 2;
 /// The library gives up by itself; should it not, this much later we do.
 const SLACK: Duration = Duration::from_secs(2);
 
@@ -42,6 +48,8 @@ struct Pending {
     done: Done<Vec<u8>>,
     /// Where what is read goes: room for it, and nothing in it yet.
     buffer: Vec<u8>,
+    /// Of a read that is a step of an operation, where the library says how much that was, and how it ended.
+    step: Option<(usize, c_int)>,
 }
 
 // SAFETY: only the library calls it, once for each request, with the completion and the box that this was given.
@@ -50,7 +58,7 @@ unsafe extern "C" fn finished(completion: Raw, pending: *mut c_void) {
     called_back();
     // SAFETY: `pending` is the box that the request was given, and the library calls once.
     let pending = unsafe { Box::from_raw(pending.cast::<Pending>()) };
-    let Pending { io, done, mut buffer } = *pending;
+    let Pending { io, done, mut buffer, step } = *pending;
     let lib = io.cluster.lib;
     // SAFETY: the completion is done, and not released yet.
     let code = unsafe {
@@ -59,8 +67,12 @@ unsafe extern "C" fn finished(completion: Raw, pending: *mut c_void) {
         code
     };
     drop(io);
-    done(told(code).map(|read| {
-        let read = usize::try_from(read).unwrap_or(0).min(buffer.capacity());
+    let result = told(code).and_then(|read| match step {
+        Some((read, code)) => told(code).map(|_| read),
+        None => Ok(usize::try_from(read).unwrap_or(0)),
+    });
+    done(result.map(|read| {
+        let read = read.min(buffer.capacity());
         // SAFETY: a read has filled so many bytes of the room that it was given; anything else was given none.
         unsafe { buffer.set_len(read) };
         buffer
@@ -72,6 +84,7 @@ pub struct Io {
     pub(super) cluster: Arc<Cluster>,
     pub(super) raw: Raw,
     namespace: CString,
+    reads: Reads,
 }
 
 // SAFETY: as of `Cluster`; what would change for other threads (the namespace, the snapshots) is set before others have it.
@@ -97,7 +110,7 @@ impl Io {
     pub(super) fn new(cluster: &Arc<Cluster>, raw: Raw, namespace: CString) -> Self {
         // SAFETY: the new handle is this thread's alone so far, and the name ends in NUL.
         unsafe { (cluster.lib.set_namespace)(raw, namespace.as_ptr()) };
-        Self { cluster: Arc::clone(cluster), raw, namespace }
+        Self { cluster: Arc::clone(cluster), raw, namespace, reads: Reads::Primary }
     }
 
     /// The cluster that they are in.
@@ -119,7 +132,8 @@ impl Io {
         operate: impl FnOnce(&Lib, Raw, *mut Pending) -> c_int,
     ) {
         let lib = self.cluster.lib;
-        let pending = Pending { io: Arc::clone(self), done, buffer: Vec::with_capacity(len) };
+        let buffer = Vec::with_capacity(len);
+        let pending = Pending { io: Arc::clone(self), done, buffer, step: None };
         let pending = Box::into_raw(Box::new(pending));
         let mut completion = null_mut();
         // SAFETY: the callback is given the box that it takes; there is room for the completion.
@@ -180,6 +194,29 @@ impl Io {
             // To the library that is all of it.
             return done(Ok(Vec::new()));
         }
+        let flags = match self.reads {
+            Reads::Primary => return self.read_first(&name, offset, len, done),
+            Reads::Balance => BALANCE_READS,
+            Reads::Localize => LOCALIZE_READS,
+        };
+        self.begin(len, done, |lib, completion, pending| {
+            // SAFETY: as below; the box has room for what the library says of the step as well, and the operation is released when the
+            // request has taken it.
+            unsafe {
+                let pending = pending.as_mut_unchecked();
+                let (read, code) = pending.step.insert((0, 0));
+                let buffer = pending.buffer.as_mut_ptr();
+                let op = (lib.read_op)();
+                (lib.op_read)(op, offset, len, buffer.cast(), read, code);
+                let code = (lib.operate)(op, self.raw, completion, name.as_ptr(), flags);
+                (lib.read_op_release)(op);
+                code
+            }
+        });
+    }
+
+    /// Reads from whoever also takes what is written.
+    fn read_first(self: &Arc<Self>, name: &CStr, offset: u64, len: usize, done: Done<Vec<u8>>) {
         self.begin(len, done, |lib, completion, pending| {
             // SAFETY: the box lives until the callback, its buffer is the library's until then and has room for so many bytes, and
             // the name ends in NUL and is copied. That an OSD answers with no more than it was asked for the library trusts it, as all
@@ -255,6 +292,31 @@ impl Io {
         Ok(output)
     }
 
+    /// The same objects, of which reads ask other OSDs than the first one of each.
+    ///
+    /// # Errors
+    /// That is not safe in this cluster, or does nothing in this pool; with what to do.
+    pub fn reading(mut self, reads: Reads) -> Result<Self, String> {
+        if reads == Reads::Primary {
+            return Ok(self);
+        }
+        let map = self.cluster.osd_map()?;
+        if map.release < OCTOPUS {
+            return Err(format!(
+                "replicas may be read from since Ceph 15 (Octopus), and this cluster has OSDs of release {} or does not say that it has none: ceph osd require-osd-release octopus, or no reads=",
+                map.release
+            ));
+        }
+        let pool = map.pools.get(&self.pool_id());
+        if pool.is_some_and(|pool| pool.kind == Kind::Erasure) {
+            return Err(
+                "the pool is erasure-coded, and so has no replicas to read from: no reads=".into(),
+            );
+        }
+        self.reads = reads;
+        Ok(self)
+    }
+
     /// The same objects, of which what is overwritten is kept for these snapshots, the newest first.
     ///
     /// A handle of its own: the library does not change one while others use it.
@@ -264,7 +326,8 @@ impl Io {
         let (lib, mut raw) = (self.cluster.lib, null_mut());
         // SAFETY: the handle of the cluster lives, and there is room for the new one.
         told(unsafe { (lib.io_create_of)(self.cluster.raw, self.pool_id(), &raw mut raw) })?;
-        let io = Self::new(&self.cluster, raw, self.namespace.clone());
+        let mut io = Self::new(&self.cluster, raw, self.namespace.clone());
+        io.reads = self.reads;
         // SAFETY: the new handle is this thread's alone so far, and there are so many numbers.
         told(unsafe { (lib.set_snaps)(raw, sequence, snapshots.as_mut_ptr(), count) })?;
         Ok(io)

@@ -54,6 +54,11 @@ library_functions! {
     op_exec: c"rados_write_op_exec", fn(Raw, *const c_char, *const c_char, *const c_char, usize, *mut c_int);
     write: c"rados_aio_write_op_operate", fn(Raw, Raw, Raw, *const c_char, *mut libc::time_t, c_int) -> c_int;
     read: c"rados_aio_read", fn(Raw, *const c_char, Raw, *mut c_char, usize, u64) -> c_int;
+    read_op: c"rados_create_read_op", fn() -> Raw;
+    read_op_release: c"rados_release_read_op", fn(Raw);
+    op_read: c"rados_read_op_read", fn(Raw, u64, usize, *mut c_char, *mut usize, *mut c_int);
+    operate: c"rados_aio_read_op_operate", fn(Raw, Raw, Raw, *const c_char, c_int) -> c_int;
+    command: c"rados_mon_command", fn(Raw, *mut *const c_char, usize, *const c_char, usize, *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize) -> c_int;
     exec: c"rados_exec", fn(Raw, *const c_char, *const c_char, *const c_char, *const c_char, usize, *mut c_char, usize) -> c_int;
     lockers: c"rados_list_lockers", fn(Raw, *const c_char, *const c_char, *mut c_int, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize, *mut c_char, *mut usize) -> isize;
     watch: c"rados_watch3", fn(Raw, *const c_char, *mut u64, Option<Notified>, Option<Broken>, u32, *mut c_void) -> c_int;
