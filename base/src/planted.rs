@@ -800,8 +800,6 @@ pub enum Bug {
     ClosedOwing = 542,
     /// Nobody is told that what it has seen of a file, of clients of other nodes, is lost.
     SeenUntold = 543,
-    /// A file is forgotten by LibFS before all have what was done to it, and its fsync waits for nothing.
-    EvictedUnsynced = 544,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2634,11 +2632,6 @@ impl Bug {
             Bug::SeenUntold,
             "seen-untold",
             "an fsync vouches for what was seen of another node's client, and is lost",
-        ),
-        (
-            Bug::EvictedUnsynced,
-            "evicted-unsynced",
-            "an fsync of a file that was forgotten vouches for what not all have",
         ),
         (
             Bug::EarlyVouches,

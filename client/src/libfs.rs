@@ -389,7 +389,6 @@ impl<H: Host> LibFsOn<H> {
             // nobody has it open here at all: what of it is lost is known by its state alone.
             let own = state.session == session.number && state.last > session.replicated();
             let is_dir = state.record.mode & S_IFMT == S_IFDIR;
-            let own = own && (is_dir || !planted(Bug::EvictedUnsynced));
             let untold = own || state.losses != state.told && is_dir;
             if state.open > 0 || untold || inode.shown.counts(now) {
                 return true;

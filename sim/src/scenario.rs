@@ -274,24 +274,6 @@ pub const ALL: &[Scenario] = &[
         },
     },
     Scenario {
-        name: "evicted-unsynced",
-        tells: "processes that remember few files sync what they have closed, whose node loses its link to the second, and dies",
-        make: |p, _| {
-            use Kind::{Create, Mkdir, Write};
-            p.favour = vec![Mkdir, Create, Create, Create, Write, Write];
-            (p.clients_at, p.pace, p.ops, p.syncs) = (vec![0, 0], 100 * US, 6000, 3);
-            p.tight = true;
-            p.script = (0..6).fold(Script::new(6), |script, c| {
-                let ahead = When::SyncedAhead(c % 2, 0, 1);
-                script.then(20 * MS, When::Whole, &[(0, Fault::LinkDown(0, 1), 60 * MS)]).then(
-                    0,
-                    ahead,
-                    &[(0, Fault::Crash(0), 300 * MS)],
-                )
-            });
-        },
-    },
-    Scenario {
         name: "sync-joint-alone",
         tells: "processes sync directories that others use as well, and so on",
         make: |p, _| {
