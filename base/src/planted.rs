@@ -792,6 +792,14 @@ pub enum Bug {
     LossUnread = 528,
     /// A client that has ended is forgotten before all have what it did.
     LossOfGone = 529,
+    /// What lies first on a block device is written back first, whatever a flush waits for.
+    FlushStarves = 530,
+    /// What a task has made of an object is taken for what was computed of the one that was begun last.
+    TaskOfAnother = 531,
+    /// What a repair asks of stores comes in turn with what clients ask.
+    RepairInTurn = 532,
+    /// A repair that may go on at a rate only goes on as fast as it can.
+    RepairUnpaced = 533,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2610,6 +2618,22 @@ impl Bug {
             "loss-of-gone",
             "an fsync vouches for what a process has written that has ended, and that the head alone had",
         ),
+        (
+            Bug::FlushStarves,
+            "flush-starves",
+            "a flush of a block device waits behind bytes that became dirty after it",
+        ),
+        (
+            Bug::TaskOfAnother,
+            "task-of-another",
+            "an object of a pool is given the parity of another",
+        ),
+        (
+            Bug::RepairInTurn,
+            "repair-in-turn",
+            "clients of a pool wait for all that a repair has asked for before",
+        ),
+        (Bug::RepairUnpaced, "repair-unpaced", "a repair of a pool does not keep to its rate"),
         (
             Bug::LevelIgnored,
             "level-ignored",

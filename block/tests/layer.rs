@@ -378,8 +378,89 @@ fn history(seed: u64) {
     }
 }
 
+/// A flood of writes, wherever, with as many more under way as find no room, and flushes among them, over a device that answers
+/// in turn: each flush goes down when the device has what was dirty when it came, and what was under way already; what became
+/// dirty since does not hold it up.
+fn flood(seed: u64) {
+    const PAGE: u64 = 4096;
+    let mut random = Random::new(seed);
+    let pages = 16 << random.below(6);
+    let config = Config {
+        cache_bytes: pages * PAGE,
+        write_back: true,
+        coalesce: random.chance(1, 2),
+        read_ahead: 0,
+        merge_max: PAGE << random.below(4),
+        depth: 1 + random.below(16) as usize,
+    };
+    let size = 8 * pages;
+    let mut layer = Layer::new(config, size * PAGE);
+    let (mut next, mut now) = (0, 0);
+    let mut below = std::collections::VecDeque::new();
+    // Pages that are being written, by request, and the request that is a flush: what was dirty, and what was answered since.
+    let mut writing: HashMap<u64, u64> = HashMap::new();
+    let mut flush: Option<(u64, usize, usize)> = None;
+    let (mut flushes, mut answers) = (0, 0);
+    while flushes < 8 {
+        let mut out = Vec::new();
+        next += 1;
+        if flush.is_none() && random.chance(1, 40) {
+            flush = Some((next, layer.dirty_pages(), 0));
+            layer.request(now, next, Op::Flush, &mut out);
+        } else if writing.len() < 16 {
+            let page = random.below(size);
+            if !writing.values().any(|other| *other == page) {
+                writing.insert(next, page);
+                let data = vec![1; PAGE as usize];
+                let op = Op::Write { offset: page * PAGE, data, fua: false };
+                layer.request(now, next, op, &mut out);
+            }
+        } else if let Some((number, _)) = below.pop_front() {
+            answers += 1;
+            now += 100_000;
+            if let Some((_, dirty, since)) = &mut flush {
+                *since += 1;
+                // What was under way before, and what finds a place when all that is owed is under way.
+                let most = *dirty + 2 * config.depth + 1;
+                assert!(
+                    *since <= most,
+                    "a flush of {dirty} pages waits for {since} answers, {config:?}"
+                );
+            }
+            layer.answered(now, number, Ok(Answer::Done), &mut out);
+        }
+        if layer.wake_at().is_some_and(|at| at <= now) {
+            layer.tick(now, &mut out);
+        }
+        for effect in out {
+            match effect {
+                Effect::Submit(number, op) => below.push_back((number, op)),
+                Effect::Complete(request, outcome) => {
+                    outcome.unwrap();
+                    if writing.remove(&request).is_none() {
+                        assert_eq!(flush.take().map(|flush| flush.0), Some(request));
+                        flushes += 1;
+                    }
+                }
+            }
+        }
+        assert!(answers < 1_000_000, "the flood never ends");
+    }
+}
+
+#[test]
+fn a_flush_waits_for_what_was_dirty_when_it_came() {
+    for seed in seeds() {
+        told(seed, flood).unwrap();
+    }
+}
+
 /// Runs a history; the seed is told if it fails.
 fn try_history(seed: u64) -> Result<(), String> {
+    told(seed, history)
+}
+
+fn told(seed: u64, history: fn(u64)) -> Result<(), String> {
     std::panic::catch_unwind(|| history(seed)).map_err(|panic| {
         let said = panic.downcast_ref::<String>().cloned();
         format!("seed {seed}: {}", said.unwrap_or_default())
@@ -428,4 +509,8 @@ fn broken_variants_are_found() {
         let seed = found.unwrap_or_else(|| panic!("{bug:?} is not found"));
         eprintln!("{bug:?}: seed {seed}");
     }
+    choose(Bug::FlushStarves);
+    let found = (1..1000).find(|seed| told(*seed, flood).is_err());
+    choose(Bug::None);
+    assert!(found.is_some(), "{:?} is not found", Bug::FlushStarves);
 }

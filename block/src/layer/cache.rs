@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use base::planted::{Bug, planted};
+
 use crate::device::SECTOR;
 
 /// Bytes of a page.
@@ -26,6 +28,8 @@ pub struct Page {
     pub pins: u32,
     /// The flush before which its oldest dirty sector was written.
     pub epoch: u64,
+    /// The epoch under which it is listed among those that may be written back; 0: it is not.
+    listed: u64,
     stamp: u64,
 }
 
@@ -36,6 +40,8 @@ pub struct Cache {
     /// Pages that may go, by when they were used.
     idle: BTreeMap<u64, u64>,
     dirty: BTreeSet<u64>,
+    /// Epoch and number of those of them of which nothing is being written: what is owed longest comes first.
+    ready: BTreeSet<(u64, u64)>,
     clock: u64,
     pages_max: usize,
 }
@@ -107,6 +113,24 @@ impl Cache {
         &self.dirty
     }
 
+    /// Of the pages that may be written back, the one that has waited for the most flushes, if that is no later than an epoch.
+    pub fn oldest(&self, up_to: u64) -> Option<u64> {
+        if planted(Bug::FlushStarves) {
+            return self.dirty.iter().copied().find(|page| self.may_be_written(*page, u64::MAX));
+        }
+        self.ready.first().filter(|(epoch, _)| *epoch <= up_to).map(|(_, page)| *page)
+    }
+
+    /// The epoch of the oldest dirty bytes of which nothing is on its way to the device.
+    pub fn oldest_epoch(&self) -> Option<u64> {
+        self.ready.first().map(|(epoch, _)| *epoch)
+    }
+
+    /// Whether a page is dirty since an epoch no later than that, and nothing of it is being written.
+    pub fn may_be_written(&self, page: u64, up_to: u64) -> bool {
+        self.pages.get(&page).is_some_and(|page| page.listed != 0 && page.listed <= up_to)
+    }
+
     /// Whether that many more pages can be had.
     pub fn has_room(&self, more: usize) -> bool {
         self.pages.len() + more <= self.pages_max + self.idle.len()
@@ -128,6 +152,7 @@ impl Cache {
                 writes: 0,
                 pins: 0,
                 epoch: 0,
+                listed: 0,
                 stamp: 0,
             };
             self.pages.insert(number, page);
@@ -144,6 +169,15 @@ impl Cache {
             self.dirty.insert(number);
         } else {
             self.dirty.remove(&number);
+        }
+        let idle = page.writes == 0 || planted(Bug::PageWrittenTwice);
+        let listed = if page.dirty != 0 && idle { page.epoch } else { 0 };
+        if listed != page.listed {
+            self.ready.remove(&(page.listed, number));
+            if listed != 0 {
+                self.ready.insert((listed, number));
+            }
+            page.listed = listed;
         }
         if page.dirty | page.writing == 0 && page.pins == 0 && page.writes == 0 {
             if page.valid == 0 {

@@ -8,7 +8,8 @@
 //!
 //! A flush is owed what was completed before it came. With write-back that is every page that was dirty then
 //! ([`Page::epoch`](super::cache::Page)), also one that is being written and was changed again meanwhile, and
-//! everything that went past the cache and took the place of dirty bytes.
+//! everything that went past the cache and took the place of dirty bytes. It waits for nothing else: what is owed is written
+//! before what became dirty later, however much of that comes and wherever it lies.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
@@ -17,7 +18,7 @@ use base::planted::{Bug, planted};
 use base::{Errno, Nanos};
 
 use super::ahead::Ahead;
-use super::cache::{Cache, PAGE, mask, parts, runs};
+use super::cache::{Cache, PAGE, SECTORS, mask, parts, runs};
 use super::latency::Latency;
 use crate::device::{Answer, Op, Outcome, SECTOR, Zero};
 
@@ -194,6 +195,8 @@ pub struct Layer {
     backs: usize,
     /// When the oldest dirty bytes are due.
     due: Option<Nanos>,
+    /// What was dirty in this epoch and before was due, and is written as if a flush had come.
+    aged: u64,
     /// A write-back failed: none is tried before.
     pause: Nanos,
     /// Bytes that clients were told are written are lost: the next flush says so.
@@ -228,6 +231,7 @@ impl Layer {
             epoch: 1,
             backs: 0,
             due: None,
+            aged: 0,
             pause: 0,
             lost: None,
             stats: Stats::default(),
@@ -281,9 +285,11 @@ impl Layer {
         self.release(now, |held| held.until <= now, out);
         if self.due.is_some_and(|due| due <= now) {
             self.due = None;
-            self.write_back(now, None, out);
-            if !self.cache.dirty().is_empty() {
-                self.due = Some(now + AGE / 10);
+            self.aged = self.epoch;
+            self.epoch += 1;
+            // None is tried before.
+            if now < self.pause && !self.cache.dirty().is_empty() {
+                self.due = Some(self.pause);
             }
         }
         self.progress(now, out);
@@ -500,11 +506,11 @@ impl Layer {
         pages(range).any(|page| self.cache.get(page).is_some_and(|page| page.writes > 0))
     }
 
-    /// Something goes past the cache: what the cache holds there counts no more. The epoch of the oldest bytes whose
-    /// place it takes: who owes those owes it.
+    /// Something goes past the cache: what the cache holds there counts no more. The epoch of the oldest dirty bytes whose
+    /// place it takes: who owes those owes it. None: nobody owes it, since it is not completed before the device has it.
     fn supersede(&mut self, range: &Range<u64>) -> u64 {
         self.make_stale(range);
-        let mut epoch = self.epoch;
+        let mut epoch = u64::MAX;
         for (page, from, to, _) in parts(range.start, range.end - range.start) {
             let bits = mask(from, to);
             self.cache.change(page, |page| {
@@ -569,25 +575,58 @@ impl Layer {
         self.submit(now, Lower::Write { range, of: vec![mine], data, fua, epoch }, out);
     }
 
-    /// Starts to write dirty pages, of a range or all, as many as may be in flight.
-    fn write_back(&mut self, now: Nanos, of: Option<&Range<u64>>, out: &mut Vec<Effect>) {
-        if now < self.pause {
-            return;
+    /// Starts to write back what became dirty in an epoch and before, as much as may be in flight: the oldest first.
+    fn write_back(&mut self, now: Nanos, up_to: u64, out: &mut Vec<Effect>) {
+        while self.may_write_back(now)
+            && let Some(first) = self.cache.oldest(up_to)
+        {
+            let pages = self.neighbours(first, up_to);
+            self.write_pages(now, pages, out);
         }
+    }
+
+    /// The same of a range, whatever its age.
+    fn write_range_back(&mut self, now: Nanos, range: &Range<u64>, out: &mut Vec<Effect>) {
+        let last = range.end.div_ceil(PAGE);
+        let mut from = range.start / PAGE;
+        while self.may_write_back(now) {
+            let mut dirty = self.cache.dirty().range(from..last).copied();
+            let Some(first) = dirty.find(|page| self.cache.may_be_written(*page, u64::MAX)) else {
+                return;
+            };
+            let pages = first..self.neighbours(first, u64::MAX).end.min(last);
+            from = pages.end;
+            self.write_pages(now, pages, out);
+        }
+    }
+
+    fn may_write_back(&self, now: Nanos) -> bool {
+        now >= self.pause && self.backs < self.config.depth
+    }
+
+    /// The pages that go together with one that is written back: those around it that may be written as well, and join it.
+    fn neighbours(&self, page: u64, up_to: u64) -> Range<u64> {
+        let (first, last) = (1, 1 << (SECTORS - 1));
+        let has = |page: u64, bit: u8| {
+            self.cache.may_be_written(page, up_to)
+                && self.cache.get(page).is_some_and(|page| page.dirty & bit != 0)
+        };
+        let most = if self.config.coalesce { self.config.merge_max / PAGE } else { 1 };
+        let (mut from, mut to) = (page, page + 1);
+        while to - from < most && has(to - 1, last) && has(to, first) {
+            to += 1;
+        }
+        while to - from < most && from > 0 && has(from, first) && has(from - 1, last) {
+            from -= 1;
+        }
+        from..to
+    }
+
+    fn write_pages(&mut self, now: Nanos, pages: Range<u64>, out: &mut Vec<Effect>) {
         let mut run: Vec<(u64, u8)> = Vec::new();
         let mut span = 0..0u64;
-        let (first, last) =
-            of.map_or((0, u64::MAX), |range| (range.start / PAGE, range.end.div_ceil(PAGE)));
-        let dirty: Vec<u64> = self.cache.dirty().range(first..last).copied().collect();
-        for number in dirty {
-            if self.backs >= self.config.depth {
-                break;
-            }
-            let Some(page) = self.cache.get(number) else { continue };
-            if page.writes > 0 && !planted(Bug::PageWrittenTwice) {
-                continue;
-            }
-            let bits = page.dirty;
+        for number in pages {
+            let bits = self.cache.get(number).map_or(0, |page| page.dirty);
             for (a, b) in runs(bits) {
                 let range = number * PAGE + a * SECTOR..number * PAGE + b * SECTOR;
                 let joins = span.end == range.start
@@ -627,15 +666,27 @@ impl Layer {
 
     /// Does what nothing stands in the way of any more.
     fn progress(&mut self, now: Nanos, out: &mut Vec<Effect>) {
+        // Who waits for room waits in line: one that takes much would never find it where those behind it take what comes.
+        let mut full = false;
         for _ in 0..self.blocked.len() {
             let Some(blocked) = self.blocked.pop_front() else { break };
-            if let Some(blocked) = self.attempt(now, blocked, out) {
+            if full && matches!(blocked, Blocked::Room { .. }) {
+                self.blocked.push_back(blocked);
+            } else if let Some(blocked) = self.attempt(now, blocked, out) {
+                full |= matches!(blocked, Blocked::Room { .. });
                 self.blocked.push_back(blocked);
             }
         }
-        // A cache half full of dirty pages is written before somebody has to wait for room.
-        if self.cache.dirty().len() > self.cache.pages_max() / 2 {
-            self.write_back(now, None, out);
+        if self.config.write_back {
+            // What is owed before what is not.
+            let owed = self.flushing.last().map_or(0, |flush| flush.epoch).max(self.aged);
+            if !planted(Bug::FlushForgetsDirty) {
+                self.write_back(now, owed, out);
+            }
+            // A cache half full of dirty pages is written before somebody has to wait for room.
+            if full || self.cache.dirty().len() > self.cache.pages_max() / 2 {
+                self.write_back(now, u64::MAX, out);
+            }
         }
         self.progress_flushes(now, out);
     }
@@ -652,7 +703,6 @@ impl Layer {
                     out.push(Effect::Complete(request, Err(errno)));
                     return None;
                 }
-                self.write_back(now, None, out);
                 Some(Blocked::Room { request, offset, data })
             }
             Blocked::Write { request, offset, data, fua } => {
@@ -677,7 +727,7 @@ impl Layer {
                 let first = range.start / PAGE;
                 let dirty = self.cache.dirty().range(first..range.end.div_ceil(PAGE)).next();
                 if dirty.is_some() || self.is_writing(&range) {
-                    self.write_back(now, Some(&range), out);
+                    self.write_range_back(now, &range, out);
                     return Some(Blocked::Status { request, range, op });
                 }
                 self.next += 1;
@@ -693,14 +743,10 @@ impl Layer {
         if self.flushing.is_empty() {
             return;
         }
-        if self.config.write_back && !planted(Bug::FlushForgetsDirty) {
-            self.write_back(now, None, out);
-        }
         let mut oldest = u64::MAX;
         if self.config.write_back && !planted(Bug::FlushForgetsDirty) {
-            for page in self.cache.dirty() {
-                oldest = oldest.min(self.cache.get(*page).map_or(u64::MAX, |page| page.epoch));
-            }
+            // Of what was changed while it is being written, what is on its way is the older one.
+            oldest = oldest.min(self.cache.oldest_epoch().unwrap_or(u64::MAX));
             for (lower, _) in self.lower.values() {
                 match lower {
                     Lower::Back { epoch, .. } if !planted(Bug::FlushOvertakes) => {
@@ -947,6 +993,11 @@ impl Layer {
             && self.blocked.is_empty()
             && self.flushing.is_empty()
             && self.cache.dirty().is_empty()
+    }
+
+    /// Pages with bytes that the device does not have, and that are not on their way there.
+    pub fn dirty_pages(&self) -> usize {
+        self.cache.dirty().len()
     }
 
     /// Pages in the cache, for tests of its bound.
