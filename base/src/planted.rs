@@ -800,6 +800,8 @@ pub enum Bug {
     RepairInTurn = 532,
     /// A repair that may go on at a rate only goes on as fast as it can.
     RepairUnpaced = 533,
+    /// A read asks a store that others wait for in vain, and waits as well.
+    LateAwaited = 534,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2634,6 +2636,11 @@ impl Bug {
             "clients of a pool wait for all that a repair has asked for before",
         ),
         (Bug::RepairUnpaced, "repair-unpaced", "a repair of a pool does not keep to its rate"),
+        (
+            Bug::LateAwaited,
+            "late-awaited",
+            "each read of a pool waits anew for a store that says nothing",
+        ),
         (
             Bug::LevelIgnored,
             "level-ignored",

@@ -420,8 +420,9 @@ fn flood(seed: u64) {
             now += 100_000;
             if let Some((_, dirty, since)) = &mut flush {
                 *since += 1;
-                // What was under way before, and what finds a place when all that is owed is under way.
-                let most = *dirty + 2 * config.depth + 1;
+                // What was under way before, perhaps of a page that was changed again since; what finds a place when all that is owed
+                // is under way, before that and before the flush itself.
+                let most = *dirty + 3 * config.depth + 1;
                 assert!(
                     *since <= most,
                     "a flush of {dirty} pages waits for {since} answers, {config:?}"

@@ -31,6 +31,8 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (55..56, "service/tests/node/epochs.rs"),
     (528..530, "service/tests/node/past.rs"),
     (530..531, "block/tests/layer.rs"),
+    (531..532, "block/tests/pool.rs"),
+    (532..535, "block/tests/paced.rs"),
     (90..91, "service/tests/node/grants.rs"),
     (91..93, "service/tests/node/joins.rs"),
     (125..126, "service/tests/node/joins.rs"),

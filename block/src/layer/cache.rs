@@ -28,6 +28,8 @@ pub struct Page {
     pub pins: u32,
     /// The flush before which its oldest dirty sector was written.
     pub epoch: u64,
+    /// It was read ahead, and nobody has read it yet.
+    ahead: bool,
     /// The epoch under which it is listed among those that may be written back; 0: it is not.
     listed: u64,
     stamp: u64,
@@ -44,6 +46,8 @@ pub struct Cache {
     ready: BTreeSet<(u64, u64)>,
     clock: u64,
     pages_max: usize,
+    /// Pages that were read ahead: all, those that somebody has read since, and those that went before anybody did.
+    ahead: (u64, u64, u64),
 }
 
 /// Bits of the sectors `from..to` of a page.
@@ -141,7 +145,7 @@ impl Cache {
         if !self.pages.contains_key(&number) {
             if self.pages.len() >= self.pages_max {
                 let (_, oldest) = self.idle.pop_first()?;
-                self.pages.remove(&oldest);
+                self.remove(oldest);
             }
             let bytes = vec![0; PAGE as usize].into_boxed_slice();
             let page = Page {
@@ -152,12 +156,32 @@ impl Cache {
                 writes: 0,
                 pins: 0,
                 epoch: 0,
+                ahead: false,
                 listed: 0,
                 stamp: 0,
             };
             self.pages.insert(number, page);
         }
         self.pages.get_mut(&number)
+    }
+
+    fn remove(&mut self, number: u64) {
+        if self.pages.remove(&number).is_some_and(|page| page.ahead) {
+            self.ahead.2 += 1;
+        }
+    }
+
+    /// A page was read ahead; somebody has asked for it meanwhile, or nobody has.
+    pub fn came_ahead(&mut self, number: u64, asked_for: bool) {
+        let Some(page) = self.pages.get_mut(&number) else { return };
+        self.ahead.0 += 1;
+        self.ahead.1 += u64::from(asked_for);
+        page.ahead = !asked_for;
+    }
+
+    /// Pages that were read ahead, those of them that somebody has read since, and those that went before anybody did.
+    pub fn ahead(&self) -> (u64, u64, u64) {
+        self.ahead
     }
 
     /// Keeps the lists in step with a page that was changed or used.
@@ -181,7 +205,7 @@ impl Cache {
         }
         if page.dirty | page.writing == 0 && page.pins == 0 && page.writes == 0 {
             if page.valid == 0 {
-                self.pages.remove(&number);
+                self.remove(number);
                 return;
             }
             page.stamp = self.clock;
@@ -203,7 +227,10 @@ impl Cache {
     /// Copies valid sectors out and says which of the wanted ones are missing.
     pub fn read(&mut self, number: u64, from: u64, to: u64, target: &mut [u8]) -> u8 {
         let wanted = mask(from, to);
-        let Some(page) = self.pages.get(&number) else { return wanted };
+        let Some(page) = self.pages.get_mut(&number) else { return wanted };
+        if page.valid & wanted != 0 && std::mem::take(&mut page.ahead) {
+            self.ahead.1 += 1;
+        }
         for (a, b) in runs(page.valid & wanted) {
             let source = &page.bytes[(a * SECTOR) as usize..(b * SECTOR) as usize];
             let at = ((a - from) * SECTOR) as usize;

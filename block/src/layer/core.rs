@@ -76,12 +76,47 @@ pub struct Stats {
     pub hits: u64,
     /// Writes of clients.
     pub writes: u64,
+    /// Requests of the device that were spared because neighbours went together: of clients, and of pages that were written back.
+    pub merged: u64,
+    /// Requests that were held back for a moment because a neighbour was under way.
+    pub held: u64,
+    /// Pages of 4 KiB that were read ahead,
+    pub ahead: u64,
+    /// those of them that somebody has read since,
+    pub ahead_used: u64,
+    /// and those that left the cache before anybody did.
+    pub ahead_wasted: u64,
     /// Reads of the device.
     pub device_reads: u64,
     /// Writes of the device.
     pub device_writes: u64,
     /// Flushes of the device.
     pub device_flushes: u64,
+}
+
+impl Stats {
+    /// Reads for which the device had to be asked.
+    pub fn misses(&self) -> u64 {
+        self.reads - self.hits
+    }
+
+    /// All of them, with their names.
+    pub fn named(&self) -> [(&'static str, u64); 12] {
+        [
+            ("reads", self.reads),
+            ("hits", self.hits),
+            ("misses", self.misses()),
+            ("writes", self.writes),
+            ("merged", self.merged),
+            ("held_back", self.held),
+            ("read_ahead", self.ahead),
+            ("read_ahead_used", self.ahead_used),
+            ("read_ahead_wasted", self.ahead_wasted),
+            ("device_reads", self.device_reads),
+            ("device_writes", self.device_writes),
+            ("device_flushes", self.device_flushes),
+        ]
+    }
 }
 
 /// A part of a client's read that a read of the device brings.
@@ -107,6 +142,8 @@ enum Lower {
         range: Range<u64>,
         owners: Vec<Owner>,
         stale: Vec<Range<u64>>,
+        /// Nobody had asked for it.
+        ahead: bool,
     },
     /// Writes of clients, merged: number and range of each. `kept`: the cache holds the bytes, pinned.
     Write {
@@ -240,7 +277,8 @@ impl Layer {
 
     /// Counts.
     pub fn stats(&self) -> Stats {
-        self.stats
+        let (ahead, ahead_used, ahead_wasted) = self.cache.ahead();
+        Stats { ahead, ahead_used, ahead_wasted, ..self.stats }
     }
 
     /// The device has grown.
@@ -413,6 +451,7 @@ impl Layer {
                 {
                     of.end = range.end;
                     theirs.extend(owners);
+                    self.stats.merged += 1;
                     return;
                 }
             }
@@ -421,7 +460,8 @@ impl Layer {
                     if of.end == range.start && !owners.is_empty())
             };
             if self.lower.values().any(|(lower, _)| neighbour(lower)) {
-                let lower = Lower::Read { range, owners, stale: Vec::new() };
+                let lower = Lower::Read { range, owners, stale: Vec::new(), ahead: false };
+                self.stats.held += 1;
                 self.held.push(Held { lower, until: now + self.reads.mean() / 2 });
                 return;
             }
@@ -436,7 +476,8 @@ impl Layer {
         owners: Vec<Owner>,
         out: &mut Vec<Effect>,
     ) {
-        self.submit(now, Lower::Read { range, owners, stale: Vec::new() }, out);
+        let ahead = owners.is_empty();
+        self.submit(now, Lower::Read { range, owners, stale: Vec::new(), ahead }, out);
     }
 
     /// What reads under way bring of this range is not to be kept.
@@ -559,6 +600,7 @@ impl Layer {
                     all.push(mine);
                     *oldest = epoch.min(*oldest);
                     bytes.extend_from_slice(&data);
+                    self.stats.merged += 1;
                     return;
                 }
             }
@@ -568,6 +610,7 @@ impl Layer {
             };
             if self.lower.values().any(|(lower, _)| neighbour(lower)) {
                 let lower = Lower::Write { range, of: vec![mine], data, fua, epoch };
+                self.stats.held += 1;
                 self.held.push(Held { lower, until: now + self.writes.mean() / 2 });
                 return;
             }
@@ -637,6 +680,7 @@ impl Layer {
                     self.submit_back(now, &mut run, out);
                     span.start = range.start;
                 }
+                self.stats.merged += u64::from(joins);
                 span.end = range.end;
                 run.push((number, mask(a, b)));
             }
@@ -834,9 +878,15 @@ impl Layer {
         let Some((lower, begun)) = self.lower.remove(&number) else { return };
         let took = now.saturating_sub(begun);
         match lower {
-            Lower::Read { range, owners, stale } => {
+            Lower::Read { range, owners, stale, ahead } => {
                 self.reads.add(took);
+                let came = outcome.is_ok();
                 self.have_read(&range, &owners, &stale, outcome, out);
+                for page in pages(&range).filter(|_| ahead && came) {
+                    let bytes = page * PAGE..(page + 1) * PAGE;
+                    let asked_for = owners.iter().any(|owner| overlaps(&owner.range, &bytes));
+                    self.cache.came_ahead(page, asked_for);
+                }
                 self.release(
                     now,
                     |held| matches!(&held.lower, Lower::Read { range: of, .. } if of.start == range.end),

@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
+use base::planted::{Bug, planted};
 use base::{Errno, Nanos};
 use placement::dispatch::{Buffers, Work};
 
@@ -213,7 +214,9 @@ impl<'a> Gather<'a> {
         let mut rest: Vec<(bool, Nanos, usize)> = others()
             .filter(|o| !self.lost.contains(&(o.source, o.shard)))
             .filter(|o| self.has(*o).is_none() && !self.is_asked(*o))
-            .filter_map(|o| self.store(o).map(|w| (w.is_suspect(), w.load(), o.shard)))
+            .filter_map(|o| {
+                self.store(o).map(|w| (w.is_suspect() || w.is_late(), w.load(), o.shard))
+            })
             .collect();
         rest.sort_unstable();
         let data = self.data(part);
@@ -342,6 +345,11 @@ impl<'a> Gather<'a> {
         self.hedge = HEDGE_MIN;
         for part in parts {
             match self.store(*part) {
+                // Somebody waits for it already, and longer than that takes: whoever comes now asks others at once, if those answer.
+                Some(store)
+                    if !planted(Bug::LateAwaited)
+                        && store.is_late()
+                        && self.can_do_without(*part) => {}
                 Some(store) if !store.is_suspect() => {
                     self.hedge = self.hedge.max((4 * store.load()).min(HEDGE_MAX));
                     self.ask(*part);
@@ -351,6 +359,15 @@ impl<'a> Gather<'a> {
         }
         self.late = self.image.pool.ground.now() + self.hedge;
         self.end = now + PATIENCE;
+    }
+
+    /// Whether enough others have a part who are not late.
+    fn can_do_without(&self, part: Part) -> bool {
+        let others = self.all(part).filter(|other| other.shard != part.shard);
+        let answers = |other: &Part| {
+            self.store(*other).is_some_and(|store| !store.is_suspect() && !store.is_late())
+        };
+        others.filter(answers).take(self.data(part)).count() == self.data(part)
     }
 
     /// What was started, when it is over.

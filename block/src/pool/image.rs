@@ -462,7 +462,9 @@ impl Image {
         let store = |copy: &usize| at[*copy].map(|store| &self.pool.stores[store]);
         (0..at.len())
             .filter(|copy| store(copy).is_some_and(|store| !store.is_suspect()))
-            .min_by_key(|copy| store(copy).map_or(u64::MAX, |store| store.load()))
+            .min_by_key(|copy| {
+                store(copy).map_or((true, Nanos::MAX), |store| (store.is_late(), store.load()))
+            })
             .unwrap_or(0)
     }
 

@@ -141,7 +141,11 @@ impl Image {
         let mut stores = self.pool.places.of(self.info.id, object);
         stores.rotate_left(version.number as usize % coding.width());
         let load = |store: usize| self.pool.stores[store].load();
-        stores.sort_by_cached_key(|store| (self.pool.stores[*store].is_suspect(), load(*store)));
+        let passed_over = |store: usize| {
+            let store = &self.pool.stores[store];
+            store.is_suspect() || store.is_late()
+        };
+        stores.sort_by_cached_key(|store| (passed_over(*store), load(*store)));
         let mut asked = 0;
         let mut at: Vec<usize> = Vec::new();
         let mut give = |at: &mut Vec<usize>| {

@@ -12,6 +12,9 @@ use block::pool::turns::{self, Turns};
 use block::pool::worker::{Answer, Ask, SUSPECT};
 use placement::dispatch::{Dispatcher, Work};
 
+/// How long a store is said to take.
+const USUAL: Nanos = 200_000;
+
 /// How a store behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
@@ -125,8 +128,6 @@ struct Hall {
     begun: Vec<BTreeMap<u64, Nanos>>,
     /// When each answered last.
     answered: Vec<Nanos>,
-    /// How long each takes, if that is not drawn.
-    takes: Option<Nanos>,
     locked: Vec<bool>,
     removals: Vec<Removals>,
     /// Answers until the process is killed.
@@ -268,16 +269,8 @@ impl Stage {
 
     /// How long something takes: within the time that who is well has to answer in, 20 ms at most, mostly far less.
     fn takes(&self) -> Nanos {
-        if let Some(takes) = self.hall().takes {
-            return takes;
-        }
         let takes = 20_000 << self.chance().below(11);
         takes / 2 + self.chance().below(takes)
-    }
-
-    /// Everything takes as long from now on.
-    pub fn take(&self, takes: Nanos) {
-        self.hall().takes = Some(takes);
     }
 
     /// A store goes on with what is its turn.
@@ -467,9 +460,7 @@ impl Access for Door {
     fn is_late(&self) -> bool {
         let hall = self.stage.hall();
         let since = hall.begun[self.store].values().min();
-        since.is_some_and(|since| {
-            hall.now - *since.max(&hall.answered[self.store]) > 4 * hall.takes.unwrap_or(200_000)
-        })
+        since.is_some_and(|since| hall.now - *since.max(&hall.answered[self.store]) > 4 * USUAL)
     }
 
     fn is_suspect(&self) -> bool {
@@ -481,7 +472,7 @@ impl Access for Door {
     fn load(&self) -> Nanos {
         let hall = self.stage.hall();
         let waiting = hall.turns[self.store].clients() + hall.begun[self.store].len();
-        hall.takes.unwrap_or(200_000) * (1 + waiting as Nanos)
+        USUAL * (1 + waiting as Nanos)
     }
 
     fn lock(&self, _: &str, number: usize, to: &Sender<LockAnswer>) {
