@@ -802,6 +802,8 @@ pub enum Bug {
     RepairUnpaced = 533,
     /// A read asks a store that others wait for in vain, and waits as well.
     LateAwaited = 534,
+    /// As much is dirty as the cache holds, however slow the device is.
+    DirtyUnbounded = 535,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2636,6 +2638,11 @@ impl Bug {
             "clients of a pool wait for all that a repair has asked for before",
         ),
         (Bug::RepairUnpaced, "repair-unpaced", "a repair of a pool does not keep to its rate"),
+        (
+            Bug::DirtyUnbounded,
+            "dirty-unbounded",
+            "a flush of a slow block device waits for a whole cache of dirty pages",
+        ),
         (
             Bug::LateAwaited,
             "late-awaited",

@@ -449,6 +449,85 @@ fn flood(seed: u64) {
     }
 }
 
+/// However large the cache is, and however slow the device, and whatever is written beside it: a flush takes little more than the second after which
+/// what is dirty is written anyhow.
+fn slow_device(seed: u64) {
+    const PAGE: u64 = 4096;
+    let mut random = Random::new(seed);
+    let config = Config {
+        cache_bytes: 16_384 * PAGE,
+        write_back: true,
+        coalesce: random.chance(1, 2),
+        read_ahead: 0,
+        merge_max: 1 << 20,
+        depth: 1 + random.below(16) as usize,
+    };
+    // Of one request, of so many at the same time.
+    let takes = 500_000 + random.below(3_000_000);
+    let servers = 1 + random.below(4) as usize;
+    let size = 65_536;
+    let mut layer = Layer::new(config, size * PAGE);
+    let (mut next, mut now) = (0, 0);
+    let mut queue = std::collections::VecDeque::new();
+    let mut served: Vec<(Nanos, u64)> = Vec::new();
+    let mut writing = std::collections::HashSet::new();
+    let mut flush: Option<(u64, Nanos)> = None;
+    let mut longest = 0;
+    while now < 12_000_000_000 {
+        let mut out = Vec::new();
+        if now > 5_000_000_000 && flush.is_none() {
+            next += 1;
+            flush = Some((next, now));
+            layer.request(now, next, Op::Flush, &mut out);
+        } else if writing.len() < 16 {
+            next += 1;
+            writing.insert(next);
+            let (offset, data) = (random.below(size) * PAGE, vec![1; PAGE as usize]);
+            layer.request(now, next, Op::Write { offset, data, fua: false }, &mut out);
+        } else {
+            while served.len() < servers
+                && let Some(number) = queue.pop_front()
+            {
+                served.push((now + takes, number));
+            }
+            let first = (0..served.len()).min_by_key(|i| served[*i].0);
+            let at = first.map_or(Nanos::MAX, |i| served[i].0);
+            let wake = layer.wake_at().unwrap_or(Nanos::MAX);
+            assert!(at.min(wake) < Nanos::MAX, "nothing happens any more");
+            now = now.max(at.min(wake));
+            if wake <= now {
+                layer.tick(now, &mut out);
+            } else if let Some(i) = first {
+                let (_, number) = served.swap_remove(i);
+                layer.answered(now, number, Ok(Answer::Done), &mut out);
+            }
+        }
+        for effect in out {
+            match effect {
+                Effect::Submit(number, _) => queue.push_back(number),
+                Effect::Complete(request, outcome) => {
+                    outcome.unwrap();
+                    if !writing.remove(&request) {
+                        let (number, begun) = flush.take().unwrap();
+                        assert_eq!(number, request);
+                        longest = longest.max(now - begun);
+                    }
+                }
+            }
+        }
+    }
+    let floor = 16 * config.depth as u64 * takes / servers as u64;
+    let most = floor.max(1_000_000_000) * 3 / 2 + 32 * takes;
+    assert!(longest <= most, "a flush takes {longest} ns, {config:?}, {servers} at {takes} ns");
+}
+
+#[test]
+fn a_flush_of_a_slow_device_is_bounded() {
+    for seed in 1..=8 {
+        told(seed, slow_device).unwrap();
+    }
+}
+
 #[test]
 fn a_flush_waits_for_what_was_dirty_when_it_came() {
     for seed in seeds() {
@@ -514,4 +593,8 @@ fn broken_variants_are_found() {
     let found = (1..1000).find(|seed| told(*seed, flood).is_err());
     choose(Bug::None);
     assert!(found.is_some(), "{:?} is not found", Bug::FlushStarves);
+    choose(Bug::DirtyUnbounded);
+    let found = (1..9).find(|seed| told(*seed, slow_device).is_err());
+    choose(Bug::None);
+    assert!(found.is_some(), "{:?} is not found", Bug::DirtyUnbounded);
 }

@@ -33,6 +33,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (530..531, "block/tests/layer.rs"),
     (531..532, "block/tests/pool.rs"),
     (532..535, "block/tests/paced.rs"),
+    (535..536, "block/tests/layer.rs"),
     (90..91, "service/tests/node/grants.rs"),
     (91..93, "service/tests/node/joins.rs"),
     (125..126, "service/tests/node/joins.rs"),

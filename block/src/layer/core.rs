@@ -55,6 +55,9 @@ impl Default for Config {
 
 /// Dirty bytes are written after this long, flush or none.
 const AGE: Nanos = 1_000_000_000;
+/// No more is dirty than the device should be through with in [`AGE`], or a flush would take longer than that; but so much for each
+/// write-back that may be in flight.
+const DIRTY_EACH: u64 = 16;
 /// Writes that take more than one part in so many of the cache go past it.
 const SHARE: u64 = 4;
 
@@ -222,6 +225,9 @@ pub struct Layer {
     ahead: Ahead,
     reads: Latency,
     writes: Latency,
+    /// How long write-backs take, and how many pages they have.
+    backs_took: Latency,
+    backs_pages: Latency,
     next: u64,
     lower: BTreeMap<u64, (Lower, Nanos)>,
     held: Vec<Held>,
@@ -259,6 +265,8 @@ impl Layer {
             ahead: Ahead::default(),
             reads: Latency::default(),
             writes: Latency::default(),
+            backs_took: Latency::default(),
+            backs_pages: Latency::default(),
             next: 0,
             lower: BTreeMap::new(),
             held: Vec::new(),
@@ -518,9 +526,28 @@ impl Layer {
         pages(range).count() as u64 * SHARE <= self.cache.pages_max() as u64
     }
 
+    /// Pages that may be dirty: as many as the device is seen to take in a second, of which a flush has to wait for all; and with how many it
+    /// begins to be given them. As long as nothing was written back, nobody knows, so that begins early.
+    fn dirty_max(&self) -> (usize, usize) {
+        let (max, depth) = (self.cache.pages_max(), self.config.depth as u64);
+        let least = (DIRTY_EACH * depth) as usize;
+        let took = self.backs_took.mean();
+        if took == 0 || planted(Bug::DirtyUnbounded) {
+            return (max, if took == 0 { least.min(max / 2) } else { max / 2 });
+        }
+        let pages = depth * self.backs_pages.mean().max(1);
+        let due = u128::from(pages) * u128::from(AGE) / u128::from(took);
+        let most = usize::try_from(due).unwrap_or(max).max(least).min(max);
+        (most, most / 2)
+    }
+
     /// Takes a write into the cache, dirty. False: there is no room.
     fn absorb(&mut self, now: Nanos, offset: u64, data: &[u8]) -> bool {
         let range = offset..offset + data.len() as u64;
+        let dirty = self.cache.dirty().len();
+        if dirty > 0 && dirty + pages(&range).count() > self.dirty_max().0 {
+            return false;
+        }
         let new = pages(&range).filter(|page| self.cache.get(*page).is_none()).count();
         // Pages of the range that may go would be counted as room.
         let mine = pages(&range).count() - new;
@@ -727,8 +754,8 @@ impl Layer {
             if !planted(Bug::FlushForgetsDirty) {
                 self.write_back(now, owed, out);
             }
-            // A cache half full of dirty pages is written before somebody has to wait for room.
-            if full || self.cache.dirty().len() > self.cache.pages_max() / 2 {
+            // With half of what may be dirty it is written before somebody has to wait for room.
+            if full || self.cache.dirty().len() > self.dirty_max().1 {
                 self.write_back(now, u64::MAX, out);
             }
         }
@@ -909,6 +936,8 @@ impl Layer {
             }
             Lower::Back { pages, epoch } => {
                 self.writes.add(took);
+                self.backs_took.add(took);
+                self.backs_pages.add(pages.len() as u64);
                 self.backs -= 1;
                 self.have_written_back(now, &pages, epoch, outcome.err());
             }
