@@ -455,7 +455,7 @@ fn slow_device(seed: u64) {
     const PAGE: u64 = 4096;
     let mut random = Random::new(seed);
     let config = Config {
-        cache_bytes: 16_384 * PAGE,
+        cache_bytes: 4096 * PAGE,
         write_back: true,
         coalesce: random.chance(1, 2),
         read_ahead: 0,
@@ -473,9 +473,11 @@ fn slow_device(seed: u64) {
     let mut writing = std::collections::HashSet::new();
     let mut flush: Option<(u64, Nanos)> = None;
     let mut longest = 0;
-    while now < 12_000_000_000 {
+    // What comes at one go before anything was written back fills the cache: nobody knows how slow the device is.
+    let from = 4096 * takes / servers as u64 + 1_000_000_000;
+    while now < from + 7_000_000_000 {
         let mut out = Vec::new();
-        if now > 5_000_000_000 && flush.is_none() {
+        if now > from && flush.is_none() {
             next += 1;
             flush = Some((next, now));
             layer.request(now, next, Op::Flush, &mut out);
