@@ -464,7 +464,7 @@ fn slow_device(seed: u64) {
     };
     // Of one request, of so many at the same time.
     let takes = 500_000 + random.below(3_000_000);
-    let servers = 1 + random.below(4) as usize;
+    let servers = (1 + random.below(4) as usize).min(config.depth);
     let size = 65_536;
     let mut layer = Layer::new(config, size * PAGE);
     let (mut next, mut now) = (0, 0);
