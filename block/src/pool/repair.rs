@@ -318,7 +318,7 @@ impl Leg for Repair<'_> {
     fn take(&mut self, (number, told): Answer) {
         match &mut self.gather {
             Some(gather) => gather.take((number, told)),
-            None if number < PUTS || number >= TASKS => {}
+            None if !(PUTS..TASKS).contains(&number) => {}
             None => {
                 self.left -= 1;
                 if told.is_ok() {
