@@ -74,7 +74,7 @@ hunter() {
 
 # The attacks of the tests, with one check after the other taken out.
 doors() {
-    for crate in cluster:keys cluster:machine storage:snapshots service:node block:layer block:pool block:ublk; do
+    for crate in cluster:keys cluster:machine storage:snapshots service:node block:layer block:pool block:paced block:ublk; do
         cargo test --quiet --features planted --target-dir target/planted -p "${crate%:*}" --test "${crate#*:}" \
             -- --ignored --test-threads 1 || return 1
     done

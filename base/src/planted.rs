@@ -800,6 +800,18 @@ pub enum Bug {
     ClosedOwing = 542,
     /// Nobody is told that what it has seen of a file, of clients of other nodes, is lost.
     SeenUntold = 543,
+    /// What lies first on a block device is written back first, whatever a flush waits for.
+    FlushStarves = 530,
+    /// What a task has made of an object is taken for what was computed of the one that was begun last.
+    TaskOfAnother = 531,
+    /// What a repair asks of stores comes in turn with what clients ask.
+    RepairInTurn = 532,
+    /// A repair that may go on at a rate only goes on as fast as it can.
+    RepairUnpaced = 533,
+    /// A read asks a store that others wait for in vain, and waits as well.
+    LateAwaited = 534,
+    /// As much is dirty as the cache holds, however slow the device is.
+    DirtyUnbounded = 535,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2637,6 +2649,32 @@ impl Bug {
             Bug::EarlyVouches,
             "early-vouches",
             "an fsync returns before every member has what another process of the node wrote",
+        ),
+        (
+            Bug::FlushStarves,
+            "flush-starves",
+            "a flush of a block device waits behind bytes that became dirty after it",
+        ),
+        (
+            Bug::TaskOfAnother,
+            "task-of-another",
+            "an object of a pool is given the parity of another",
+        ),
+        (
+            Bug::RepairInTurn,
+            "repair-in-turn",
+            "clients of a pool wait for all that a repair has asked for before",
+        ),
+        (Bug::RepairUnpaced, "repair-unpaced", "a repair of a pool does not keep to its rate"),
+        (
+            Bug::DirtyUnbounded,
+            "dirty-unbounded",
+            "a flush of a slow block device waits for a whole cache of dirty pages",
+        ),
+        (
+            Bug::LateAwaited,
+            "late-awaited",
+            "each read of a pool waits anew for a store that says nothing",
         ),
         (
             Bug::LevelIgnored,

@@ -378,8 +378,171 @@ fn history(seed: u64) {
     }
 }
 
+/// A flood of writes, wherever, with as many more under way as find no room, and flushes among them, over a device that answers
+/// in turn: each flush goes down when the device has what was dirty when it came, and what was under way already; what became
+/// dirty since does not hold it up.
+fn flood(seed: u64) {
+    const PAGE: u64 = 4096;
+    let mut random = Random::new(seed);
+    let pages = 16 << random.below(6);
+    let config = Config {
+        cache_bytes: pages * PAGE,
+        write_back: true,
+        coalesce: random.chance(1, 2),
+        read_ahead: 0,
+        merge_max: PAGE << random.below(4),
+        depth: 1 + random.below(16) as usize,
+    };
+    let size = 8 * pages;
+    let mut layer = Layer::new(config, size * PAGE);
+    let (mut next, mut now) = (0, 0);
+    let mut below = std::collections::VecDeque::new();
+    // Pages that are being written, by request, and the request that is a flush: what was dirty, and what was answered since.
+    let mut writing: HashMap<u64, u64> = HashMap::new();
+    let mut flush: Option<(u64, usize, usize)> = None;
+    let (mut flushes, mut answers) = (0, 0);
+    while flushes < 8 {
+        let mut out = Vec::new();
+        next += 1;
+        if flush.is_none() && random.chance(1, 40) {
+            flush = Some((next, layer.dirty_pages(), 0));
+            layer.request(now, next, Op::Flush, &mut out);
+        } else if writing.len() < 16 {
+            let page = random.below(size);
+            if !writing.values().any(|other| *other == page) {
+                writing.insert(next, page);
+                let data = vec![1; PAGE as usize];
+                let op = Op::Write { offset: page * PAGE, data, fua: false };
+                layer.request(now, next, op, &mut out);
+            }
+        } else if let Some((number, _)) = below.pop_front() {
+            answers += 1;
+            now += 100_000;
+            if let Some((_, dirty, since)) = &mut flush {
+                *since += 1;
+                // What was under way before, perhaps of a page that was changed again since; what finds a place when all that is owed
+                // is under way, before that and before the flush itself.
+                let most = *dirty + 3 * config.depth + 1;
+                assert!(
+                    *since <= most,
+                    "a flush of {dirty} pages waits for {since} answers, {config:?}"
+                );
+            }
+            layer.answered(now, number, Ok(Answer::Done), &mut out);
+        }
+        if layer.wake_at().is_some_and(|at| at <= now) {
+            layer.tick(now, &mut out);
+        }
+        for effect in out {
+            match effect {
+                Effect::Submit(number, op) => below.push_back((number, op)),
+                Effect::Complete(request, outcome) => {
+                    outcome.unwrap();
+                    if writing.remove(&request).is_none() {
+                        assert_eq!(flush.take().map(|flush| flush.0), Some(request));
+                        flushes += 1;
+                    }
+                }
+            }
+        }
+        assert!(answers < 1_000_000, "the flood never ends");
+    }
+}
+
+/// However large the cache is, and however slow the device, and whatever is written beside it: a flush takes little more than the second after which
+/// what is dirty is written anyhow.
+fn slow_device(seed: u64) {
+    const PAGE: u64 = 4096;
+    let mut random = Random::new(seed);
+    let config = Config {
+        cache_bytes: 4096 * PAGE,
+        write_back: true,
+        coalesce: random.chance(1, 2),
+        read_ahead: 0,
+        merge_max: 1 << 20,
+        depth: 1 + random.below(16) as usize,
+    };
+    // Of one request, of so many at the same time.
+    let takes = 500_000 + random.below(3_000_000);
+    let servers = (1 + random.below(4) as usize).min(config.depth);
+    let size = 65_536;
+    let mut layer = Layer::new(config, size * PAGE);
+    let (mut next, mut now) = (0, 0);
+    let mut queue = std::collections::VecDeque::new();
+    let mut served: Vec<(Nanos, u64)> = Vec::new();
+    let mut writing = std::collections::HashSet::new();
+    let mut flush: Option<(u64, Nanos)> = None;
+    let mut longest = 0;
+    // What comes at one go before anything was written back fills the cache: nobody knows how slow the device is.
+    let from = 4096 * takes / servers as u64 + 1_000_000_000;
+    while now < from + 7_000_000_000 {
+        let mut out = Vec::new();
+        if now > from && flush.is_none() {
+            next += 1;
+            flush = Some((next, now));
+            layer.request(now, next, Op::Flush, &mut out);
+        } else if writing.len() < 16 {
+            next += 1;
+            writing.insert(next);
+            let (offset, data) = (random.below(size) * PAGE, vec![1; PAGE as usize]);
+            layer.request(now, next, Op::Write { offset, data, fua: false }, &mut out);
+        } else {
+            while served.len() < servers
+                && let Some(number) = queue.pop_front()
+            {
+                served.push((now + takes, number));
+            }
+            let first = (0..served.len()).min_by_key(|i| served[*i].0);
+            let at = first.map_or(Nanos::MAX, |i| served[i].0);
+            let wake = layer.wake_at().unwrap_or(Nanos::MAX);
+            assert!(at.min(wake) < Nanos::MAX, "nothing happens any more");
+            now = now.max(at.min(wake));
+            if wake <= now {
+                layer.tick(now, &mut out);
+            } else if let Some(i) = first {
+                let (_, number) = served.swap_remove(i);
+                layer.answered(now, number, Ok(Answer::Done), &mut out);
+            }
+        }
+        for effect in out {
+            match effect {
+                Effect::Submit(number, _) => queue.push_back(number),
+                Effect::Complete(request, outcome) => {
+                    outcome.unwrap();
+                    if !writing.remove(&request) {
+                        let (number, begun) = flush.take().unwrap();
+                        assert_eq!(number, request);
+                        longest = longest.max(now - begun);
+                    }
+                }
+            }
+        }
+    }
+    let floor = 16 * config.depth as u64 * takes / servers as u64;
+    let most = floor.max(1_000_000_000) * 3 / 2 + 32 * takes;
+    assert!(longest <= most, "a flush takes {longest} ns, {config:?}, {servers} at {takes} ns");
+}
+
+#[test]
+fn a_flush_of_a_slow_device_is_bounded() {
+    for seed in 1..=8 {
+        told(seed, slow_device).unwrap();
+    }
+}
+
+#[test]
+fn a_flush_waits_for_what_was_dirty_when_it_came() {
+    for seed in seeds() {
+        told(seed, flood).unwrap();
+    }
+}
+
 /// Runs a history; the seed is told if it fails.
 fn try_history(seed: u64) -> Result<(), String> {
+    told(seed, history)
+}
+
+fn told(seed: u64, history: fn(u64)) -> Result<(), String> {
     std::panic::catch_unwind(|| history(seed)).map_err(|panic| {
         let said = panic.downcast_ref::<String>().cloned();
         format!("seed {seed}: {}", said.unwrap_or_default())
@@ -428,4 +591,12 @@ fn broken_variants_are_found() {
         let seed = found.unwrap_or_else(|| panic!("{bug:?} is not found"));
         eprintln!("{bug:?}: seed {seed}");
     }
+    choose(Bug::FlushStarves);
+    let found = (1..1000).find(|seed| told(*seed, flood).is_err());
+    choose(Bug::None);
+    assert!(found.is_some(), "{:?} is not found", Bug::FlushStarves);
+    choose(Bug::DirtyUnbounded);
+    let found = (1..9).find(|seed| told(*seed, slow_device).is_err());
+    choose(Bug::None);
+    assert!(found.is_some(), "{:?} is not found", Bug::DirtyUnbounded);
 }

@@ -286,6 +286,79 @@ fn stores_fail_under_a_running_image() {
     check(&rig.open(), &model);
 }
 
+/// An accelerator that hangs, or says that it cannot; what it does late it does to itself.
+struct Odd {
+    hangs: Mutex<bool>,
+    goes_on: Condvar,
+    fails: AtomicBool,
+}
+
+impl placement::dispatch::Accelerator for Odd {
+    fn name(&self) -> &str {
+        "odd"
+    }
+
+    fn can(&self, _: &placement::dispatch::Work) -> bool {
+        true
+    }
+
+    fn run(&self, work: &mut placement::dispatch::Work) -> Result<(), String> {
+        let mut hangs = self.hangs.lock().unwrap();
+        while *hangs {
+            hangs = self.goes_on.wait(hangs).unwrap();
+        }
+        if self.fails.load(Ordering::SeqCst) {
+            return Err("no".into());
+        }
+        work.carry_out_here()
+    }
+
+    fn patience(&self) -> std::time::Duration {
+        std::time::Duration::from_millis(20)
+    }
+
+    fn expected(&self) -> (u64, u64) {
+        (0, 0)
+    }
+}
+
+/// Several objects are made anew by one request, and several degraded ones are read, their stripes computed by tasks that end in any order, by an
+/// accelerator that fails and hangs as well.
+#[test]
+fn what_one_request_writes_of_several_objects_is_theirs() {
+    let rig = Rig::new("rs:4,2", 6);
+    let pool = rig.pool();
+    let odd = Arc::new(Odd {
+        hangs: Mutex::new(false),
+        goes_on: Condvar::new(),
+        fails: AtomicBool::new(false),
+    });
+    pool.dispatcher().add(Arc::clone(&odd));
+    let image = Image::open(pool, "vm", false).unwrap();
+    let mut random = Random::new(77);
+    let mut model = vec![0; SIZE as usize];
+    for round in 0..8 {
+        *odd.hangs.lock().unwrap() = round % 4 == 2;
+        odd.fails.store(round % 4 == 1, Ordering::SeqCst);
+        let from = random.below(SIZE / 2 / 512) as usize * 512;
+        let len = (SIZE / 4 + random.below(SIZE / 4) / 512 * 512) as usize;
+        random.fill(&mut model[from..from + len]);
+        image.write(from as u64, &model[from..from + len]).unwrap();
+        check(&image, &model);
+        for store in [round % 6, (round + 1) % 6] {
+            rig.stores[store].fail(true);
+        }
+        check(&image, &model);
+        for store in &rig.stores {
+            store.fail(false);
+        }
+        *odd.hangs.lock().unwrap() = false;
+        odd.goes_on.notify_all();
+    }
+    drop(image);
+    check(&rig.open(), &model);
+}
+
 #[test]
 fn wrong_bytes_are_not_believed_and_are_made_good() {
     for coding in ["replicated:3", "rs:4,2"] {
@@ -801,7 +874,7 @@ fn directories_keep_an_image() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn broken_variants_are_found() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 11] = [
+    let tests: [(Bug, fn()); 12] = [
         (Bug::OldVersionBelieved, what_silent_stores_may_know_is_not_guessed),
         (Bug::ShardUnverified, wrong_bytes_are_not_believed_and_are_made_good),
         (Bug::WriteWithoutQuorum, stores_fail_under_a_running_image),
@@ -812,6 +885,7 @@ fn broken_variants_are_found() {
         (Bug::PatchNotMissed, a_patch_that_is_lost_is_missed),
         (Bug::FailedForgotten, what_failed_is_not_built_upon),
         (Bug::EpochNotCounted, what_failed_often_never_comes_before_what_was_answered),
+        (Bug::TaskOfAnother, what_one_request_writes_of_several_objects_is_theirs),
         (Bug::LaidOverUnseen, what_failed_often_never_comes_before_what_was_answered),
     ];
     assert_eq!(missed(&tests), []);

@@ -122,6 +122,7 @@ pub fn run(global: &Global, out: &Output, args: &NbdArgs) -> Result<()> {
         .map_err(|error| Failure::io("eventfd", &error.into()))?;
     signals.wait_or(&never).context("waiting for signals")?;
     drop(server);
+    opener.report(out);
     Ok(())
 }
 

@@ -84,7 +84,7 @@ pub struct ImageArgs {
     file: PathBuf,
     /// Name of the image
     name: String,
-    /// At most so many bytes a second
+    /// Read and write at most so many bytes a second
     #[arg(long, value_parser = parse_bytes, value_name = "SIZE")]
     rate: Option<u64>,
 }
@@ -217,7 +217,12 @@ fn go_through(out: &Output, args: &ImageArgs, orders: Orders) -> Result<()> {
     let report = repair::run(&image, orders, |done, of, report| {
         if told.elapsed().as_secs() >= 1 {
             told = std::time::Instant::now();
-            out.step(format!("{done} of {of} objects, {} shards made anew", report.rebuilt));
+            let share = 100 * done / of.max(1);
+            out.step(format!(
+                "{done} of {of} objects ({share} %), {} shards made anew, {} read and written",
+                report.rebuilt,
+                show_bytes(report.bytes)
+            ));
         }
         crate::signals::pending().is_none()
     });
@@ -237,7 +242,7 @@ fn go_through(out: &Output, args: &ImageArgs, orders: Orders) -> Result<()> {
     Ok(())
 }
 
-fn rows(report: &Report) -> [(&'static str, u64); 12] {
+fn rows(report: &Report) -> [(&'static str, u64); 13] {
     [
         ("objects", report.objects),
         ("whole", report.whole),
@@ -251,6 +256,7 @@ fn rows(report: &Report) -> [(&'static str, u64); 12] {
         ("removed", report.removed),
         ("left", report.left),
         ("silent", report.silent),
+        ("bytes", report.bytes),
     ]
 }
 

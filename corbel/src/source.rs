@@ -1,16 +1,18 @@
 //! What block devices are made of: the sources that `corbel nbd` and `corbel ublk` serve, and the cache before them.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use block::device::{Blocking, Device, Disk, Memory, PlainFile, ReadOnly, Threads, VolumeFile};
-use block::layer::{Config, Layered};
+use block::layer::{Config, Layered, Stats};
 use block::rbd::RbdImage;
 use clap::Args;
 use client::fs::{Caller, FileSystem};
+use serde_json::{Value, json};
 
 use crate::cli::Global;
 use crate::failure::{Context, Failure, Kind, Result};
+use crate::output::Output;
 use crate::units::parse_bytes;
 
 /// Threads that wait for a disk.
@@ -40,12 +42,18 @@ pub struct SourceArgs {
     /// Refuse writes
     #[arg(long, short)]
     pub read_only: bool,
-    /// Put a cache of this size before each device, with read-ahead and merging of neighbours (32MiB; 0B: none)
+    /// Put a cache of this size before each device, with read-ahead and merging of neighbours (32MiB; 0B: these without a cache)
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, num_args = 0..=1, default_missing_value = "32MiB")]
     pub cache: Option<u64>,
     /// Answer writes when they are in the cache; a flush writes them
     #[arg(long, requires = "cache")]
     pub write_back: bool,
+    /// Read at most so much ahead of who reads in order (1MiB; 0B: nothing)
+    #[arg(long, value_name = "SIZE", value_parser = parse_bytes, requires = "cache")]
+    pub read_ahead: Option<u64>,
+    /// Leave requests of neighbours as they are
+    #[arg(long, requires = "cache")]
+    pub no_merge: bool,
 }
 
 fn usage(message: impl Into<String>, remedy: &str) -> Failure {
@@ -70,12 +78,14 @@ pub struct Opener<'a> {
     socket: Option<PathBuf>,
     /// The volume, once it was asked for.
     volume: Option<Arc<dyn FileSystem>>,
+    /// What the cache before each source has counted, when it has ended.
+    counts: Vec<(String, Arc<OnceLock<Stats>>)>,
 }
 
 impl<'a> Opener<'a> {
     /// One that opens as it is told on the command line.
     pub fn new(global: &'a Global, args: &'a SourceArgs, waiting: Waiting) -> Self {
-        Self { global, args, waiting, socket: None, volume: None }
+        Self { global, args, waiting, socket: None, volume: None, counts: Vec::new() }
     }
 
     /// The same, with the volume of the node behind that socket.
@@ -107,17 +117,17 @@ impl<'a> Opener<'a> {
                         let remedy = "check the path and your rights; --size SIZE makes a file";
                         Failure::failed(format!("{source}: {error}"), remedy)
                     })?;
-                self.layered(file)?
+                self.layered(source, file)?
             }
             "file" => {
                 let file = PlainFile::open(Path::new(rest), read_only, create).context(source)?;
-                self.layered(file)?
+                self.layered(source, file)?
             }
             "pool" => {
                 let (file, name) = rest
                     .rsplit_once(':')
                     .ok_or_else(|| usage(format!("{source}: no image"), "write pool:FILE:IMAGE"))?;
-                self.layered(crate::pool::open(Path::new(file), name, read_only)?)?
+                self.layered(source, crate::pool::open(Path::new(file), name, read_only)?)?
             }
             "rbd" => {
                 let at = rest.parse().map_err(|error: String| {
@@ -129,7 +139,7 @@ impl<'a> Opener<'a> {
                 let image = RbdImage::open(&at, read_only).map_err(|error| {
                     Failure::failed(format!("{source}: {error}"), "see docs/block.md, RBD")
                 })?;
-                self.cached(Arc::new(image))?
+                self.cached(source, Arc::new(image))?
             }
             "memory" => {
                 let size = parse_bytes(rest).map_err(|error| {
@@ -147,7 +157,7 @@ impl<'a> Opener<'a> {
     }
 
     /// What a disk is served through: nothing, or the cache.
-    fn layered<D: Disk + 'static>(&self, disk: D) -> Result<Arc<dyn Device>> {
+    fn layered<D: Disk + 'static>(&mut self, source: &str, disk: D) -> Result<Arc<dyn Device>> {
         if self.args.cache.is_none() {
             return Ok(match self.waiting {
                 Waiting::Caller => Arc::new(Blocking(disk)),
@@ -156,14 +166,49 @@ impl<'a> Opener<'a> {
                 }
             });
         }
-        self.cached(Arc::new(Threads::new(disk, THREADS).context("starting threads")?))
+        self.cached(source, Arc::new(Threads::new(disk, THREADS).context("starting threads")?))
     }
 
     /// The same for what never waits.
-    fn cached(&self, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
+    fn cached(&mut self, source: &str, device: Arc<dyn Device>) -> Result<Arc<dyn Device>> {
         let Some(cache_bytes) = self.args.cache else { return Ok(device) };
-        let config = Config { cache_bytes, write_back: self.args.write_back, ..Config::default() };
-        Ok(Arc::new(Layered::new(device, config).context("starting threads")?))
+        let usual = Config::default();
+        let config = Config {
+            cache_bytes,
+            write_back: self.args.write_back,
+            coalesce: !self.args.no_merge,
+            read_ahead: self.args.read_ahead.unwrap_or(usual.read_ahead),
+            ..usual
+        };
+        let layered = Layered::new(device, config).context("starting threads")?;
+        self.counts.push((source.to_owned(), layered.ended()));
+        Ok(Arc::new(layered))
+    }
+
+    /// Says what the caches have counted, when whoever served the devices has ended: one line for each, or with `--json` one object for all.
+    pub fn report(&self, out: &Output) {
+        let counted = || self.counts.iter().filter_map(|(of, stats)| Some((of, *stats.get()?)));
+        if counted().next().is_none() {
+            return;
+        }
+        let each: Vec<Value> = counted()
+            .map(|(source, stats)| {
+                let mut told: serde_json::Map<_, _> =
+                    stats.named().into_iter().map(|(key, n)| (key.to_owned(), json!(n))).collect();
+                told.insert("source".into(), json!(source));
+                told.into()
+            })
+            .collect();
+        out.result(&json!({"caches": each}), || {
+            for (source, stats) in counted() {
+                let told: Vec<String> = stats
+                    .named()
+                    .iter()
+                    .map(|(key, n)| format!("{} {n}", key.replace('_', " ")))
+                    .collect();
+                out.step(format!("cache of {source}: {}", told.join(", ")));
+            }
+        });
     }
 
     fn volume(&mut self) -> Result<Arc<dyn FileSystem>> {

@@ -1,6 +1,7 @@
 //! Task queues before the engines. A batch of stripes or placements is a [`Work`] with its buffers: it is submitted without
 //! waiting, done by whichever [`Accelerator`] should be through with it first, and given back by an event. One that fails
-//! stands aside for a while, and another does its work. The engines of the CPU go the same way; what is small they
+//! stands aside for a while, and another does its work; so it is with one that does not come back in time, whose late answer
+//! nobody hears, and which has its own buffers until then. The engines of the CPU go the same way; what is small they
 //! do at once, in the thread that submits, since a change of threads would take longer.
 //!
 //! This is the only part of the crate that has threads, and none before something is queued.
@@ -17,7 +18,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::engine::{self, Engine};
-use queue::{Job, Queue, Task};
+use queue::{Job, Queue, Task, Watch};
 pub use work::{Buffers, Piece, Work};
 
 /// Work that an engine of the CPU is through with in this time, or in what it takes to wake two threads, is done in the thread
@@ -33,6 +34,10 @@ const FAILURES: u64 = 3;
 /// for this long at first, twice as long each time, and no longer than that.
 const ASIDE: Duration = Duration::from_millis(200);
 const ASIDE_MAX: Duration = Duration::from_secs(60);
+/// An accelerator that has not come back after so many times of what a task should take, but no sooner than its
+/// [`patience`](Accelerator::patience) and no later than this, hangs.
+const LATE: u64 = 16;
+const LATE_MAX: Duration = Duration::from_secs(10);
 /// Tasks that wait for one accelerator.
 const QUEUE_MAX: usize = 256;
 
@@ -62,7 +67,8 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// What does work. It bounds its own waiting: a device that has not answered in time is one that has failed.
+/// What does work. It should bound its own waiting: a device that has not answered in time is one that has failed. One that hangs all the
+/// same keeps a thread and the buffers of one task, and another does that; while all of its threads are kept, it is given nothing.
 pub trait Accelerator: Send + Sync {
     /// Its name.
     fn name(&self) -> &str;
@@ -73,6 +79,10 @@ pub trait Accelerator: Send + Sync {
     /// Whether it is the CPU itself: whoever waits for it may as well do it.
     fn is_cpu(&self) -> bool {
         false
+    }
+    /// How long at least it may have a task before another is given the same. What should take long may take longer.
+    fn patience(&self) -> Duration {
+        Duration::from_millis(250)
     }
     /// Tasks that it does at the same time.
     fn lanes(&self) -> usize {
@@ -99,6 +109,10 @@ impl<A: Accelerator + ?Sized> Accelerator for Arc<A> {
 
     fn is_cpu(&self) -> bool {
         (**self).is_cpu()
+    }
+
+    fn patience(&self) -> Duration {
+        (**self).patience()
     }
 
     fn lanes(&self) -> usize {
@@ -159,6 +173,8 @@ struct Member {
     /// Nanoseconds since the beginning until which it stands aside.
     aside_until: AtomicU64,
     done: AtomicU64,
+    /// Tasks that others have done for it, and that it has come back with since.
+    late: AtomicU64,
 }
 
 /// What one accelerator has done.
@@ -168,6 +184,10 @@ pub struct Account {
     pub name: Arc<str>,
     /// Tasks done.
     pub done: u64,
+    /// Tasks that it came back with when another had them already.
+    pub late: u64,
+    /// Tasks that it has not come back with, and that others have.
+    pub stuck: usize,
     /// Whether it stands aside now, because it failed.
     pub aside: bool,
     /// Tasks that wait for it.
@@ -178,6 +198,8 @@ struct Inner {
     /// From the first on, as many as were added: who submits looks at them without a lock.
     members: [OnceLock<Member>; MEMBERS_MAX],
     begun: Instant,
+    /// Who looks after those that may hang.
+    watch: Watch,
 }
 
 /// Accelerators with their queues.
@@ -218,6 +240,7 @@ impl Member {
             failures: AtomicU64::new(0),
             aside_until: AtomicU64::new(0),
             done: AtomicU64::new(0),
+            late: AtomicU64::new(0),
             accelerator,
         }
     }
@@ -226,6 +249,19 @@ impl Member {
     fn takes(&self, kind: usize, units: u64) -> u64 {
         let per_unit = self.per_unit[kind].load(Ordering::Relaxed);
         self.for_any.saturating_add(units.saturating_mul(per_unit) / 1000)
+    }
+
+    /// How long it may have a task that should take so many nanoseconds.
+    fn patience(&self, takes: u64) -> Duration {
+        let long = Duration::from_nanos(takes.saturating_mul(LATE)).min(LATE_MAX);
+        long.max(self.accelerator.patience())
+    }
+
+    /// Lets it do a task: since when, if that was timed, and what it says.
+    fn carry_out(&self, task: &mut Task) -> (Option<Instant>, Result<(), String>) {
+        let done = self.done.load(Ordering::Relaxed);
+        let begun = (done < TIMED_ALL || done.is_multiple_of(TIMED)).then(Instant::now);
+        (begun, self.accelerator.run(&mut task.work))
     }
 
     fn learn(&self, kind: usize, units: u64, took: u64) {
@@ -249,7 +285,7 @@ impl Dispatcher {
     /// One without accelerators.
     pub fn new() -> Self {
         let members = [const { OnceLock::new() }; MEMBERS_MAX];
-        Self { inner: Arc::new(Inner { members, begun: Instant::now() }) }
+        Self { inner: Arc::new(Inner { members, begun: Instant::now(), watch: Watch::default() }) }
     }
 
     /// One more, at most 64.
@@ -269,6 +305,8 @@ impl Dispatcher {
         let account = |member: &Member| Account {
             name: Arc::clone(&member.name),
             done: member.done.load(Ordering::Relaxed),
+            late: member.late.load(Ordering::Relaxed),
+            stuck: member.queue.stuck(),
             aside: member.aside_until.load(Ordering::Relaxed) > now,
             waiting: member.queue.waiting(),
         };
@@ -368,7 +406,8 @@ impl Inner {
             let probes = member.done.load(Ordering::Relaxed).is_multiple_of(PROBES);
             let short = takes <= AT_ONCE || takes <= 2 * waking && !probes;
             let at_once = member.is_cpu && (waits || short);
-            if !at_once && member.queue.waiting() >= QUEUE_MAX {
+            let is_stuck = || member.queue.stuck() >= member.accelerator.lanes().max(1);
+            if !at_once && (member.queue.waiting() >= QUEUE_MAX || !member.is_cpu && is_stuck()) {
                 continue;
             }
             let end = if at_once {
@@ -390,13 +429,22 @@ impl Inner {
 
     /// Lets one do a task; whether it did.
     fn attempt(&self, member: &Member, task: &mut Task) -> bool {
-        let (kind, units) = (task.kind, task.units);
-        let done = member.done.load(Ordering::Relaxed);
-        let begun = (done < TIMED_ALL || done.is_multiple_of(TIMED)).then(Instant::now);
-        match member.accelerator.run(&mut task.work) {
+        let (begun, result) = member.carry_out(task);
+        self.judge(member, task, begun, result)
+    }
+
+    /// Remembers how a task went with one; whether it did it.
+    fn judge(
+        &self,
+        member: &Member,
+        task: &mut Task,
+        begun: Option<Instant>,
+        result: Result<(), String>,
+    ) -> bool {
+        match result {
             Ok(()) => {
                 if let Some(begun) = begun {
-                    member.learn(kind, units, begun.elapsed().as_nanos() as u64);
+                    member.learn(task.kind, task.units, begun.elapsed().as_nanos() as u64);
                 }
                 // Written only where there is something to write: others read them.
                 if member.failures.load(Ordering::Relaxed) != 0 {
@@ -407,15 +455,20 @@ impl Inner {
                 true
             }
             Err(what) => {
-                let failures = member.failures.fetch_add(1, Ordering::Relaxed) + 1;
-                if failures >= FAILURES {
-                    let times = 1 << (failures - FAILURES).min(16);
-                    let aside = ASIDE.saturating_mul(times).min(ASIDE_MAX).as_nanos() as u64;
-                    member.aside_until.store(self.now() + aside, Ordering::Relaxed);
-                }
+                self.put_aside(member, 1);
                 task.last = Some(format!("{}: {what}", member.name));
                 false
             }
+        }
+    }
+
+    /// One has failed so many times more.
+    fn put_aside(&self, member: &Member, times: u64) {
+        let failures = member.failures.fetch_add(times, Ordering::Relaxed) + times;
+        if failures >= FAILURES {
+            let times = 1 << (failures - FAILURES).min(16);
+            let aside = ASIDE.saturating_mul(times).min(ASIDE_MAX).as_nanos() as u64;
+            member.aside_until.store(self.now() + aside, Ordering::Relaxed);
         }
     }
 }
@@ -424,5 +477,6 @@ impl Drop for Dispatcher {
     /// What was submitted is done first.
     fn drop(&mut self) {
         self.inner.members().for_each(|member| member.queue.end());
+        self.inner.watch.end();
     }
 }

@@ -49,6 +49,8 @@ struct History<'a> {
     spec: Spec,
     front: Option<Front>,
     layer: Option<Config>,
+    /// Bytes of an object.
+    object: u64,
     model: Model,
     /// Where the last read ended.
     next: u64,
@@ -96,6 +98,7 @@ pub fn run(seed: u64, sink: Option<&mut dyn FnMut(&str)>) -> Outcome {
         spec,
         front: None,
         layer,
+        object,
         next: 0,
         tainted: BTreeSet::new(),
         outcome: Outcome::default(),
@@ -295,11 +298,29 @@ impl History<'_> {
         self.heal();
         self.stage.drain();
         for round in 0..2 {
-            let orders = Orders { verify: true, repair: true, rate: 0 };
+            // As fast as it goes, or so slow that the time of it counts.
+            let rate = if self.random.chance(1, 3) { 1 << (16 + self.random.below(8)) } else { 0 };
+            let orders = Orders { verify: true, repair: true, rate };
             let Some(front) = &self.front else { return Ok(()) };
-            let report = repair::run(front.image(), orders, |_, _, _| true);
+            let (begun, mut last) = (self.stage.now(), (0, 0));
+            let mut fewer = false;
+            let report = repair::run(front.image(), orders, |done, of, _| {
+                fewer |= done < last.0 || done > of;
+                last = (done, of);
+                true
+            });
+            if fewer || last.0 != last.1 {
+                return Err(format!("a repair says that it is at {} of {}", last.0, last.1));
+            }
+            let passed = self.stage.now() - begun;
             let report = report.map_err(|errno| format!("a repair ended with {errno}"))?;
             self.say(|| format!("{report:?}"));
+            let due = (report.bytes.saturating_sub(self.most())) * 1_000_000_000;
+            if rate > 0 && passed < due / rate {
+                return Err(format!(
+                    "a repair of {rate} bytes a second is over in {passed} ns: {report:?}"
+                ));
+            }
             let Report { lost, missing, damaged, misplaced, .. } = report;
             if lost > 0 {
                 return Err(format!(
@@ -314,6 +335,12 @@ impl History<'_> {
         self.tainted.clear();
         self.count("repairs");
         Ok(())
+    }
+
+    /// Bytes that a repair may have under way beyond its rate.
+    fn most(&self) -> u64 {
+        let coding = self.spec.coding;
+        8 * self.object * coding.width() as u64
     }
 
     /// The process is killed, while it writes.

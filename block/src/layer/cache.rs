@@ -3,6 +3,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use base::planted::{Bug, planted};
+
 use crate::device::SECTOR;
 
 /// Bytes of a page.
@@ -26,6 +28,10 @@ pub struct Page {
     pub pins: u32,
     /// The flush before which its oldest dirty sector was written.
     pub epoch: u64,
+    /// It was read ahead, and nobody has read it yet.
+    ahead: bool,
+    /// The epoch under which it is listed among those that may be written back; 0: it is not.
+    listed: u64,
     stamp: u64,
 }
 
@@ -36,8 +42,12 @@ pub struct Cache {
     /// Pages that may go, by when they were used.
     idle: BTreeMap<u64, u64>,
     dirty: BTreeSet<u64>,
+    /// Epoch and number of those of them of which nothing is being written: what is owed longest comes first.
+    ready: BTreeSet<(u64, u64)>,
     clock: u64,
     pages_max: usize,
+    /// Pages that were read ahead: all, those that somebody has read since, and those that went before anybody did.
+    ahead: (u64, u64, u64),
 }
 
 /// Bits of the sectors `from..to` of a page.
@@ -107,6 +117,24 @@ impl Cache {
         &self.dirty
     }
 
+    /// Of the pages that may be written back, the one that has waited for the most flushes, if that is no later than an epoch.
+    pub fn oldest(&self, up_to: u64) -> Option<u64> {
+        if planted(Bug::FlushStarves) {
+            return self.dirty.iter().copied().find(|page| self.may_be_written(*page, u64::MAX));
+        }
+        self.ready.first().filter(|(epoch, _)| *epoch <= up_to).map(|(_, page)| *page)
+    }
+
+    /// The epoch of the oldest dirty bytes of which nothing is on its way to the device.
+    pub fn oldest_epoch(&self) -> Option<u64> {
+        self.ready.first().map(|(epoch, _)| *epoch)
+    }
+
+    /// Whether a page is dirty since an epoch no later than that, and nothing of it is being written.
+    pub fn may_be_written(&self, page: u64, up_to: u64) -> bool {
+        self.pages.get(&page).is_some_and(|page| page.listed != 0 && page.listed <= up_to)
+    }
+
     /// Whether that many more pages can be had.
     pub fn has_room(&self, more: usize) -> bool {
         self.pages.len() + more <= self.pages_max + self.idle.len()
@@ -117,7 +145,7 @@ impl Cache {
         if !self.pages.contains_key(&number) {
             if self.pages.len() >= self.pages_max {
                 let (_, oldest) = self.idle.pop_first()?;
-                self.pages.remove(&oldest);
+                self.remove(oldest);
             }
             let bytes = vec![0; PAGE as usize].into_boxed_slice();
             let page = Page {
@@ -128,11 +156,32 @@ impl Cache {
                 writes: 0,
                 pins: 0,
                 epoch: 0,
+                ahead: false,
+                listed: 0,
                 stamp: 0,
             };
             self.pages.insert(number, page);
         }
         self.pages.get_mut(&number)
+    }
+
+    fn remove(&mut self, number: u64) {
+        if self.pages.remove(&number).is_some_and(|page| page.ahead) {
+            self.ahead.2 += 1;
+        }
+    }
+
+    /// A page was read ahead; somebody has asked for it meanwhile, or nobody has.
+    pub fn came_ahead(&mut self, number: u64, asked_for: bool) {
+        let Some(page) = self.pages.get_mut(&number) else { return };
+        self.ahead.0 += 1;
+        self.ahead.1 += u64::from(asked_for);
+        page.ahead = !asked_for;
+    }
+
+    /// Pages that were read ahead, those of them that somebody has read since, and those that went before anybody did.
+    pub fn ahead(&self) -> (u64, u64, u64) {
+        self.ahead
     }
 
     /// Keeps the lists in step with a page that was changed or used.
@@ -145,9 +194,18 @@ impl Cache {
         } else {
             self.dirty.remove(&number);
         }
+        let idle = page.writes == 0 || planted(Bug::PageWrittenTwice);
+        let listed = if page.dirty != 0 && idle { page.epoch } else { 0 };
+        if listed != page.listed {
+            self.ready.remove(&(page.listed, number));
+            if listed != 0 {
+                self.ready.insert((listed, number));
+            }
+            page.listed = listed;
+        }
         if page.dirty | page.writing == 0 && page.pins == 0 && page.writes == 0 {
             if page.valid == 0 {
-                self.pages.remove(&number);
+                self.remove(number);
                 return;
             }
             page.stamp = self.clock;
@@ -169,7 +227,10 @@ impl Cache {
     /// Copies valid sectors out and says which of the wanted ones are missing.
     pub fn read(&mut self, number: u64, from: u64, to: u64, target: &mut [u8]) -> u8 {
         let wanted = mask(from, to);
-        let Some(page) = self.pages.get(&number) else { return wanted };
+        let Some(page) = self.pages.get_mut(&number) else { return wanted };
+        if page.valid & wanted != 0 && std::mem::take(&mut page.ahead) {
+            self.ahead.1 += 1;
+        }
         for (a, b) in runs(page.valid & wanted) {
             let source = &page.bytes[(a * SECTOR) as usize..(b * SECTOR) as usize];
             let at = ((a - from) * SECTOR) as usize;

@@ -8,7 +8,8 @@
 //!
 //! A flush is owed what was completed before it came. With write-back that is every page that was dirty then
 //! ([`Page::epoch`](super::cache::Page)), also one that is being written and was changed again meanwhile, and
-//! everything that went past the cache and took the place of dirty bytes.
+//! everything that went past the cache and took the place of dirty bytes. It waits for nothing else: what is owed is written
+//! before what became dirty later, however much of that comes and wherever it lies.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::ops::Range;
@@ -17,7 +18,7 @@ use base::planted::{Bug, planted};
 use base::{Errno, Nanos};
 
 use super::ahead::Ahead;
-use super::cache::{Cache, PAGE, mask, parts, runs};
+use super::cache::{Cache, PAGE, SECTORS, mask, parts, runs};
 use super::latency::Latency;
 use crate::device::{Answer, Op, Outcome, SECTOR, Zero};
 
@@ -54,6 +55,9 @@ impl Default for Config {
 
 /// Dirty bytes are written after this long, flush or none.
 const AGE: Nanos = 1_000_000_000;
+/// No more is dirty than the device should be through with in [`AGE`], or a flush would take longer than that; but so much for each
+/// write-back that may be in flight.
+const DIRTY_EACH: u64 = 16;
 /// Writes that take more than one part in so many of the cache go past it.
 const SHARE: u64 = 4;
 
@@ -75,12 +79,47 @@ pub struct Stats {
     pub hits: u64,
     /// Writes of clients.
     pub writes: u64,
+    /// Requests of the device that were spared because neighbours went together: of clients, and of pages that were written back.
+    pub merged: u64,
+    /// Requests that were held back for a moment because a neighbour was under way.
+    pub held: u64,
+    /// Pages of 4 KiB that were read ahead,
+    pub ahead: u64,
+    /// those of them that somebody has read since,
+    pub ahead_used: u64,
+    /// and those that left the cache before anybody did.
+    pub ahead_wasted: u64,
     /// Reads of the device.
     pub device_reads: u64,
     /// Writes of the device.
     pub device_writes: u64,
     /// Flushes of the device.
     pub device_flushes: u64,
+}
+
+impl Stats {
+    /// Reads for which the device had to be asked.
+    pub fn misses(&self) -> u64 {
+        self.reads - self.hits
+    }
+
+    /// All of them, with their names.
+    pub fn named(&self) -> [(&'static str, u64); 12] {
+        [
+            ("reads", self.reads),
+            ("hits", self.hits),
+            ("misses", self.misses()),
+            ("writes", self.writes),
+            ("merged", self.merged),
+            ("held_back", self.held),
+            ("read_ahead", self.ahead),
+            ("read_ahead_used", self.ahead_used),
+            ("read_ahead_wasted", self.ahead_wasted),
+            ("device_reads", self.device_reads),
+            ("device_writes", self.device_writes),
+            ("device_flushes", self.device_flushes),
+        ]
+    }
 }
 
 /// A part of a client's read that a read of the device brings.
@@ -106,6 +145,8 @@ enum Lower {
         range: Range<u64>,
         owners: Vec<Owner>,
         stale: Vec<Range<u64>>,
+        /// Nobody had asked for it.
+        ahead: bool,
     },
     /// Writes of clients, merged: number and range of each. `kept`: the cache holds the bytes, pinned.
     Write {
@@ -184,6 +225,9 @@ pub struct Layer {
     ahead: Ahead,
     reads: Latency,
     writes: Latency,
+    /// How long write-backs take, and how many pages they have.
+    backs_took: Latency,
+    backs_pages: Latency,
     next: u64,
     lower: BTreeMap<u64, (Lower, Nanos)>,
     held: Vec<Held>,
@@ -194,6 +238,8 @@ pub struct Layer {
     backs: usize,
     /// When the oldest dirty bytes are due.
     due: Option<Nanos>,
+    /// What was dirty in this epoch and before was due, and is written as if a flush had come.
+    aged: u64,
     /// A write-back failed: none is tried before.
     pause: Nanos,
     /// Bytes that clients were told are written are lost: the next flush says so.
@@ -219,6 +265,8 @@ impl Layer {
             ahead: Ahead::default(),
             reads: Latency::default(),
             writes: Latency::default(),
+            backs_took: Latency::default(),
+            backs_pages: Latency::default(),
             next: 0,
             lower: BTreeMap::new(),
             held: Vec::new(),
@@ -228,6 +276,7 @@ impl Layer {
             epoch: 1,
             backs: 0,
             due: None,
+            aged: 0,
             pause: 0,
             lost: None,
             stats: Stats::default(),
@@ -236,7 +285,8 @@ impl Layer {
 
     /// Counts.
     pub fn stats(&self) -> Stats {
-        self.stats
+        let (ahead, ahead_used, ahead_wasted) = self.cache.ahead();
+        Stats { ahead, ahead_used, ahead_wasted, ..self.stats }
     }
 
     /// The device has grown.
@@ -281,9 +331,11 @@ impl Layer {
         self.release(now, |held| held.until <= now, out);
         if self.due.is_some_and(|due| due <= now) {
             self.due = None;
-            self.write_back(now, None, out);
-            if !self.cache.dirty().is_empty() {
-                self.due = Some(now + AGE / 10);
+            self.aged = self.epoch;
+            self.epoch += 1;
+            // None is tried before.
+            if now < self.pause && !self.cache.dirty().is_empty() {
+                self.due = Some(self.pause);
             }
         }
         self.progress(now, out);
@@ -407,6 +459,7 @@ impl Layer {
                 {
                     of.end = range.end;
                     theirs.extend(owners);
+                    self.stats.merged += 1;
                     return;
                 }
             }
@@ -415,7 +468,8 @@ impl Layer {
                     if of.end == range.start && !owners.is_empty())
             };
             if self.lower.values().any(|(lower, _)| neighbour(lower)) {
-                let lower = Lower::Read { range, owners, stale: Vec::new() };
+                let lower = Lower::Read { range, owners, stale: Vec::new(), ahead: false };
+                self.stats.held += 1;
                 self.held.push(Held { lower, until: now + self.reads.mean() / 2 });
                 return;
             }
@@ -430,7 +484,8 @@ impl Layer {
         owners: Vec<Owner>,
         out: &mut Vec<Effect>,
     ) {
-        self.submit(now, Lower::Read { range, owners, stale: Vec::new() }, out);
+        let ahead = owners.is_empty();
+        self.submit(now, Lower::Read { range, owners, stale: Vec::new(), ahead }, out);
     }
 
     /// What reads under way bring of this range is not to be kept.
@@ -471,9 +526,28 @@ impl Layer {
         pages(range).count() as u64 * SHARE <= self.cache.pages_max() as u64
     }
 
+    /// Pages that may be dirty: as many as the device is seen to take in a second, of which a flush has to wait for all; and with how many it
+    /// begins to be given them. As long as nothing was written back, nobody knows, so that begins early.
+    fn dirty_max(&self) -> (usize, usize) {
+        let (max, depth) = (self.cache.pages_max(), self.config.depth as u64);
+        let least = (DIRTY_EACH * depth) as usize;
+        let took = self.backs_took.mean();
+        if took == 0 || planted(Bug::DirtyUnbounded) {
+            return (max, if took == 0 { least.min(max / 2) } else { max / 2 });
+        }
+        let pages = depth * self.backs_pages.mean().max(1);
+        let due = u128::from(pages) * u128::from(AGE) / u128::from(took);
+        let most = usize::try_from(due).unwrap_or(max).max(least).min(max);
+        (most, most / 2)
+    }
+
     /// Takes a write into the cache, dirty. False: there is no room.
     fn absorb(&mut self, now: Nanos, offset: u64, data: &[u8]) -> bool {
         let range = offset..offset + data.len() as u64;
+        let dirty = self.cache.dirty().len();
+        if dirty > 0 && dirty + pages(&range).count() > self.dirty_max().0 {
+            return false;
+        }
         let new = pages(&range).filter(|page| self.cache.get(*page).is_none()).count();
         // Pages of the range that may go would be counted as room.
         let mine = pages(&range).count() - new;
@@ -500,11 +574,11 @@ impl Layer {
         pages(range).any(|page| self.cache.get(page).is_some_and(|page| page.writes > 0))
     }
 
-    /// Something goes past the cache: what the cache holds there counts no more. The epoch of the oldest bytes whose
-    /// place it takes: who owes those owes it.
+    /// Something goes past the cache: what the cache holds there counts no more. The epoch of the oldest dirty bytes whose
+    /// place it takes: who owes those owes it. None: nobody owes it, since it is not completed before the device has it.
     fn supersede(&mut self, range: &Range<u64>) -> u64 {
         self.make_stale(range);
-        let mut epoch = self.epoch;
+        let mut epoch = u64::MAX;
         for (page, from, to, _) in parts(range.start, range.end - range.start) {
             let bits = mask(from, to);
             self.cache.change(page, |page| {
@@ -553,6 +627,7 @@ impl Layer {
                     all.push(mine);
                     *oldest = epoch.min(*oldest);
                     bytes.extend_from_slice(&data);
+                    self.stats.merged += 1;
                     return;
                 }
             }
@@ -562,6 +637,7 @@ impl Layer {
             };
             if self.lower.values().any(|(lower, _)| neighbour(lower)) {
                 let lower = Lower::Write { range, of: vec![mine], data, fua, epoch };
+                self.stats.held += 1;
                 self.held.push(Held { lower, until: now + self.writes.mean() / 2 });
                 return;
             }
@@ -569,25 +645,58 @@ impl Layer {
         self.submit(now, Lower::Write { range, of: vec![mine], data, fua, epoch }, out);
     }
 
-    /// Starts to write dirty pages, of a range or all, as many as may be in flight.
-    fn write_back(&mut self, now: Nanos, of: Option<&Range<u64>>, out: &mut Vec<Effect>) {
-        if now < self.pause {
-            return;
+    /// Starts to write back what became dirty in an epoch and before, as much as may be in flight: the oldest first.
+    fn write_back(&mut self, now: Nanos, up_to: u64, out: &mut Vec<Effect>) {
+        while self.may_write_back(now)
+            && let Some(first) = self.cache.oldest(up_to)
+        {
+            let pages = self.neighbours(first, up_to);
+            self.write_pages(now, pages, out);
         }
+    }
+
+    /// The same of a range, whatever its age.
+    fn write_range_back(&mut self, now: Nanos, range: &Range<u64>, out: &mut Vec<Effect>) {
+        let last = range.end.div_ceil(PAGE);
+        let mut from = range.start / PAGE;
+        while self.may_write_back(now) {
+            let mut dirty = self.cache.dirty().range(from..last).copied();
+            let Some(first) = dirty.find(|page| self.cache.may_be_written(*page, u64::MAX)) else {
+                return;
+            };
+            let pages = first..self.neighbours(first, u64::MAX).end.min(last);
+            from = pages.end;
+            self.write_pages(now, pages, out);
+        }
+    }
+
+    fn may_write_back(&self, now: Nanos) -> bool {
+        now >= self.pause && self.backs < self.config.depth
+    }
+
+    /// The pages that go together with one that is written back: those around it that may be written as well, and join it.
+    fn neighbours(&self, page: u64, up_to: u64) -> Range<u64> {
+        let (first, last) = (1, 1 << (SECTORS - 1));
+        let has = |page: u64, bit: u8| {
+            self.cache.may_be_written(page, up_to)
+                && self.cache.get(page).is_some_and(|page| page.dirty & bit != 0)
+        };
+        let most = if self.config.coalesce { self.config.merge_max / PAGE } else { 1 };
+        let (mut from, mut to) = (page, page + 1);
+        while to - from < most && has(to - 1, last) && has(to, first) {
+            to += 1;
+        }
+        while to - from < most && from > 0 && has(from, first) && has(from - 1, last) {
+            from -= 1;
+        }
+        from..to
+    }
+
+    fn write_pages(&mut self, now: Nanos, pages: Range<u64>, out: &mut Vec<Effect>) {
         let mut run: Vec<(u64, u8)> = Vec::new();
         let mut span = 0..0u64;
-        let (first, last) =
-            of.map_or((0, u64::MAX), |range| (range.start / PAGE, range.end.div_ceil(PAGE)));
-        let dirty: Vec<u64> = self.cache.dirty().range(first..last).copied().collect();
-        for number in dirty {
-            if self.backs >= self.config.depth {
-                break;
-            }
-            let Some(page) = self.cache.get(number) else { continue };
-            if page.writes > 0 && !planted(Bug::PageWrittenTwice) {
-                continue;
-            }
-            let bits = page.dirty;
+        for number in pages {
+            let bits = self.cache.get(number).map_or(0, |page| page.dirty);
             for (a, b) in runs(bits) {
                 let range = number * PAGE + a * SECTOR..number * PAGE + b * SECTOR;
                 let joins = span.end == range.start
@@ -598,6 +707,7 @@ impl Layer {
                     self.submit_back(now, &mut run, out);
                     span.start = range.start;
                 }
+                self.stats.merged += u64::from(joins);
                 span.end = range.end;
                 run.push((number, mask(a, b)));
             }
@@ -627,15 +737,27 @@ impl Layer {
 
     /// Does what nothing stands in the way of any more.
     fn progress(&mut self, now: Nanos, out: &mut Vec<Effect>) {
+        // Who waits for room waits in line: one that takes much would never find it where those behind it take what comes.
+        let mut full = false;
         for _ in 0..self.blocked.len() {
             let Some(blocked) = self.blocked.pop_front() else { break };
-            if let Some(blocked) = self.attempt(now, blocked, out) {
+            if full && matches!(blocked, Blocked::Room { .. }) {
+                self.blocked.push_back(blocked);
+            } else if let Some(blocked) = self.attempt(now, blocked, out) {
+                full |= matches!(blocked, Blocked::Room { .. });
                 self.blocked.push_back(blocked);
             }
         }
-        // A cache half full of dirty pages is written before somebody has to wait for room.
-        if self.cache.dirty().len() > self.cache.pages_max() / 2 {
-            self.write_back(now, None, out);
+        if self.config.write_back {
+            // What is owed before what is not.
+            let owed = self.flushing.last().map_or(0, |flush| flush.epoch).max(self.aged);
+            if !planted(Bug::FlushForgetsDirty) {
+                self.write_back(now, owed, out);
+            }
+            // With half of what may be dirty it is written before somebody has to wait for room.
+            if full || self.cache.dirty().len() > self.dirty_max().1 {
+                self.write_back(now, u64::MAX, out);
+            }
         }
         self.progress_flushes(now, out);
     }
@@ -652,7 +774,6 @@ impl Layer {
                     out.push(Effect::Complete(request, Err(errno)));
                     return None;
                 }
-                self.write_back(now, None, out);
                 Some(Blocked::Room { request, offset, data })
             }
             Blocked::Write { request, offset, data, fua } => {
@@ -677,7 +798,7 @@ impl Layer {
                 let first = range.start / PAGE;
                 let dirty = self.cache.dirty().range(first..range.end.div_ceil(PAGE)).next();
                 if dirty.is_some() || self.is_writing(&range) {
-                    self.write_back(now, Some(&range), out);
+                    self.write_range_back(now, &range, out);
                     return Some(Blocked::Status { request, range, op });
                 }
                 self.next += 1;
@@ -693,14 +814,10 @@ impl Layer {
         if self.flushing.is_empty() {
             return;
         }
-        if self.config.write_back && !planted(Bug::FlushForgetsDirty) {
-            self.write_back(now, None, out);
-        }
         let mut oldest = u64::MAX;
         if self.config.write_back && !planted(Bug::FlushForgetsDirty) {
-            for page in self.cache.dirty() {
-                oldest = oldest.min(self.cache.get(*page).map_or(u64::MAX, |page| page.epoch));
-            }
+            // Of what was changed while it is being written, what is on its way is the older one.
+            oldest = oldest.min(self.cache.oldest_epoch().unwrap_or(u64::MAX));
             for (lower, _) in self.lower.values() {
                 match lower {
                     Lower::Back { epoch, .. } if !planted(Bug::FlushOvertakes) => {
@@ -788,9 +905,15 @@ impl Layer {
         let Some((lower, begun)) = self.lower.remove(&number) else { return };
         let took = now.saturating_sub(begun);
         match lower {
-            Lower::Read { range, owners, stale } => {
+            Lower::Read { range, owners, stale, ahead } => {
                 self.reads.add(took);
+                let came = outcome.is_ok();
                 self.have_read(&range, &owners, &stale, outcome, out);
+                for page in pages(&range).filter(|_| ahead && came) {
+                    let bytes = page * PAGE..(page + 1) * PAGE;
+                    let asked_for = owners.iter().any(|owner| overlaps(&owner.range, &bytes));
+                    self.cache.came_ahead(page, asked_for);
+                }
                 self.release(
                     now,
                     |held| matches!(&held.lower, Lower::Read { range: of, .. } if of.start == range.end),
@@ -813,6 +936,8 @@ impl Layer {
             }
             Lower::Back { pages, epoch } => {
                 self.writes.add(took);
+                self.backs_took.add(took);
+                self.backs_pages.add(pages.len() as u64);
                 self.backs -= 1;
                 self.have_written_back(now, &pages, epoch, outcome.err());
             }
@@ -947,6 +1072,11 @@ impl Layer {
             && self.blocked.is_empty()
             && self.flushing.is_empty()
             && self.cache.dirty().is_empty()
+    }
+
+    /// Pages with bytes that the device does not have, and that are not on their way there.
+    pub fn dirty_pages(&self) -> usize {
+        self.cache.dirty().len()
     }
 
     /// Pages in the cache, for tests of its bound.

@@ -1,7 +1,7 @@
 //! The core over a device, with a clock and a thread that wakes it.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -75,6 +75,7 @@ enum Event {
 pub struct Layered {
     inner: Arc<Inner>,
     timer: Option<JoinHandle<()>>,
+    ended: Arc<OnceLock<Stats>>,
 }
 
 impl std::fmt::Debug for Layered {
@@ -102,7 +103,12 @@ impl Layered {
         let timed = Arc::clone(&inner);
         let timer =
             std::thread::Builder::new().name("block-timer".into()).spawn(move || timed.time())?;
-        Ok(Self { inner, timer: Some(timer) })
+        Ok(Self { inner, timer: Some(timer), ended: Arc::default() })
+    }
+
+    /// Where its counts will be when it has ended, and all is written.
+    pub fn ended(&self) -> Arc<OnceLock<Stats>> {
+        Arc::clone(&self.ended)
     }
 
     /// Counts.
@@ -229,6 +235,7 @@ impl Drop for Layered {
         }
         // What was read ahead: who answers it last must not be who ends the device, for which that may wait.
         self.inner.below.wait_for_none();
+        let _ = self.ended.set(self.stats());
     }
 }
 

@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use base::clock::SystemClock;
 use base::{Clock, Errno, Nanos};
+use placement::dispatch::{Dispatcher, Failure, Work};
 
-use super::worker::{Answer, Ask};
+use super::worker::{Answer, Ask, Told};
 
 /// A lock that is held until it is dropped, or ends before.
 pub type Lock = Box<dyn Hold>;
@@ -36,6 +37,9 @@ pub trait Access: Send + Sync {
     fn ask(&self, ask: Ask, number: usize, to: &Sender<Answer>);
     /// Whether something asked of it has had no answer for too long.
     fn is_suspect(&self) -> bool;
+    /// Whether it has said nothing at all for longer than it usually takes, although it was asked something: whoever comes now need not
+    /// wait for it as well.
+    fn is_late(&self) -> bool;
     /// How long it takes, in nanoseconds, with what it has to do now.
     fn load(&self) -> Nanos;
     /// Asks for the lock of an image. Where nobody hears the answer any more, the lock is let go at once.
@@ -70,8 +74,38 @@ pub trait Ground: Send + Sync {
     fn wait(&self, answers: &Receiver<Answer>, until: Nanos) -> Option<Answer>;
     /// The same for locks.
     fn wait_for_lock(&self, answers: &Receiver<LockAnswer>, until: Nanos) -> Option<LockAnswer>;
+    /// Has stripes computed; what was made of them comes as an answer under `number`, whenever it is there. `alone`: whoever asks does
+    /// nothing else until then.
+    fn compute(
+        &self,
+        dispatcher: &Dispatcher,
+        work: Work,
+        number: usize,
+        to: &Sender<Answer>,
+        alone: bool,
+    );
     /// A number that nobody else draws.
     fn draw(&self) -> u64;
+}
+
+/// What has become of a task: the chunks that it has made. Where nobody else does it now, it is done here.
+pub fn made(mut work: Work, mut result: Result<usize, Failure>) -> Result<Told, Errno> {
+    if let Err(failure) = &result
+        && !matches!(failure, Failure::Shape(_))
+    {
+        log::warn!("pool: {failure}: the processor does it");
+        result = work.carry_out_here().map(|()| 0).map_err(Failure::Failed);
+    }
+    match (work, result) {
+        (Work::Encode { stripes, .. } | Work::Rebuild { stripes, .. }, Ok(_)) => {
+            Ok(Told::Chunks(stripes.into_iter().flat_map(|stripe| stripe.outputs).collect()))
+        }
+        (_, Ok(_)) => Err(Errno::INVAL),
+        (_, Err(failure)) => {
+            log::error!("pool: {failure}");
+            Err(Errno::IO)
+        }
+    }
 }
 
 /// That of the operating system.
@@ -89,6 +123,25 @@ impl Ground for System {
 
     fn wait_for_lock(&self, answers: &Receiver<LockAnswer>, until: Nanos) -> Option<LockAnswer> {
         answers.recv_timeout(Duration::from_nanos(until.saturating_sub(self.now()))).ok()
+    }
+
+    fn compute(
+        &self,
+        dispatcher: &Dispatcher,
+        work: Work,
+        number: usize,
+        to: &Sender<Answer>,
+        alone: bool,
+    ) {
+        // Whoever asked may have had enough.
+        if alone {
+            let (work, result) = dispatcher.run(work);
+            let _ = to.send((number, made(work, result)));
+        } else {
+            let to = to.clone();
+            dispatcher
+                .submit(work, move |work, result| drop(to.send((number, made(work, result)))));
+        }
     }
 
     fn draw(&self) -> u64 {

@@ -5,18 +5,21 @@
 //! late, to one more of the others than it takes, and the first that answer decide.
 
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use base::Errno;
 use base::planted::{Bug, planted};
+use base::{Errno, Nanos};
 
-use super::gather::{Gather, Part, Source};
+use super::flight::{AT_A_TIME, Flight, Leg, Line};
+use super::gather::{Gather, PARTS, Part, Source};
 use super::ground::Lock;
 use super::opened::{Info, Pool};
 use super::patch;
 use super::shard::{self, BLOCK, Head, Version};
 use super::survey::{Held, State};
+use super::worker::Answer;
 
 /// Heads of shards that are remembered.
 const HEADS_MAX: usize = 8192;
@@ -106,7 +109,7 @@ impl Image {
                 } else if lay.versions.len() > 1
                     || lay.patches.len() > image.state(*object).patches.len()
                 {
-                    image.repair_object(*object, Some(lay), silent, true).map(|_| ())
+                    image.repair_object(*object, Some(lay), silent, true)
                 } else {
                     image.complete_last(*object)
                 };
@@ -316,14 +319,12 @@ impl Image {
             }
             let mut sources = Vec::new();
             let parts = self.parts(&state, offset, buf.len(), &mut sources);
-            let mut gather = Gather::new(self, object, &sources);
+            let (line, from) = Line::new(false);
+            let mut gather = Gather::new(self, object, sources, line);
             let asked: Vec<Part> = parts.iter().map(|(part, _)| *part).collect();
-            match gather.run(&asked) {
+            match gather.run(&from, &asked) {
                 Ok(pieces) => {
-                    buf.fill(0);
-                    for ((_, at), piece) in parts.iter().zip(pieces) {
-                        buf[*at..at + piece.len()].copy_from_slice(&piece);
-                    }
+                    lay_out(buf, parts.iter().map(|(_, at)| *at).zip(pieces));
                     return Ok(());
                 }
                 // It was replaced or moved meanwhile.
@@ -337,6 +338,72 @@ impl Image {
             }
         }
         Err(Errno::IO)
+    }
+
+    /// Reads ranges of objects, each with its place in `buf`, several at a time.
+    pub(super) fn read_objects(
+        &self,
+        ranges: Vec<(u64, Range<usize>, usize)>,
+        buf: &mut [u8],
+    ) -> Result<(), Errno> {
+        let mut flight = Flight::new(self, false);
+        let several = ranges.len() > 1;
+        // Those that it takes more than one look for.
+        let mut again = Vec::new();
+        let mut ranges = ranges.into_iter();
+        loop {
+            if flight.len() < AT_A_TIME
+                && let Some((object, range, at)) = ranges.next()
+            {
+                let line = several.then(|| flight.line());
+                match line.and_then(|line| self.begin_read(object, range.clone(), at, line)) {
+                    Some(reading) => flight.add(reading),
+                    None => again.push((object, range, at)),
+                }
+                continue;
+            }
+            if flight.len() == 0 {
+                break;
+            }
+            for mut reading in flight.step(Nanos::MAX) {
+                let (range, at) = (reading.range.clone(), reading.at);
+                match reading.gather.finish() {
+                    Ok(pieces) => {
+                        lay_out(
+                            &mut buf[at..at + range.len()],
+                            reading.places.into_iter().zip(pieces),
+                        );
+                    }
+                    Err(_) => again.push((reading.object, range, at)),
+                }
+            }
+        }
+        again.into_iter().try_for_each(|(object, range, at)| {
+            self.read_object(object, range.start, &mut buf[at..at + range.len()], false)
+        })
+    }
+
+    /// Asks for a range of an object, if that can be had at one go.
+    fn begin_read(
+        &self,
+        object: u64,
+        range: Range<usize>,
+        at: usize,
+        line: Line,
+    ) -> Option<Reading<'_>> {
+        let state = self.state(object);
+        if state.unknown || state.uncertain && self.locks.is_some() {
+            return None;
+        }
+        let mut sources = Vec::new();
+        let parts = self.parts(&state, range.start, range.len(), &mut sources);
+        if parts.len() > PARTS {
+            return None;
+        }
+        let (parts, places): (Vec<Part>, Vec<usize>) = parts.into_iter().unzip();
+        let mut gather = Gather::new(self, object, sources, line);
+        gather.start(&parts);
+        Some(Reading { gather, object, range, at, places })
     }
 
     /// The parts of shards and patches that hold a range of an object, each with its place in that range; what is in none is
@@ -395,33 +462,27 @@ impl Image {
         let store = |copy: &usize| at[*copy].map(|store| &self.pool.stores[store]);
         (0..at.len())
             .filter(|copy| store(copy).is_some_and(|store| !store.is_suspect()))
-            .min_by_key(|copy| store(copy).map_or(u64::MAX, |store| store.load()))
+            .min_by_key(|copy| {
+                store(copy).map_or((true, Nanos::MAX), |store| (store.is_late(), store.load()))
+            })
             .unwrap_or(0)
     }
 
-    /// The whole bytes of shards, those that are lost from others; for repairs.
-    pub(super) fn read_shards(
+    /// The bytes of a patch.
+    pub(super) fn read_patch(
         &self,
         object: u64,
-        state: &State,
-        shards: &[usize],
-    ) -> Result<Vec<Vec<u8>>, Errno> {
-        let Some(version) = state.version else { return Err(Errno::NOENT) };
-        let to = self.info.shard_bytes();
-        let part = |shard: &usize| Part { source: 0, shard: *shard, from: 0, to };
-        let parts: Vec<Part> = shards.iter().map(part).collect();
-        Gather::new(self, object, &[Source::whole(version, &state.at)]).run(&parts)
-    }
-
-    /// The bytes of a patch.
-    pub(super) fn read_patch(&self, object: u64, held: &Held) -> Result<Vec<u8>, Errno> {
+        held: &Held,
+        behind: bool,
+    ) -> Result<Vec<u8>, Errno> {
         if held.patch.zero {
             return Ok(Vec::new());
         }
-        let source = [Source::patch(held)];
+        let source = Source::patch(held);
         let part =
-            Part { source: 0, shard: self.best(&source[0].at), from: 0, to: held.patch.bytes() };
-        let mut read = Gather::new(self, object, &source).run(&[part])?;
+            Part { source: 0, shard: self.best(&source.at), from: 0, to: held.patch.bytes() };
+        let (line, from) = Line::new(behind);
+        let mut read = Gather::new(self, object, vec![source], line).run(&from, &[part])?;
         read.pop().ok_or(Errno::IO)
     }
 
@@ -436,6 +497,42 @@ impl Image {
         let key = self.key(object, &source, shard);
         self.heads.lock().unwrap_or_else(PoisonError::into_inner).remove(&key);
         let to = self.source_bytes(&source);
-        Gather::new(self, object, &[source]).one(Part { source: 0, shard, from: 0, to })
+        // Nobody waits for it: it is done for a scrub.
+        let (line, from) = Line::new(true);
+        let part = Part { source: 0, shard, from: 0, to };
+        Gather::new(self, object, vec![source], line).one(&from, part)
+    }
+}
+
+/// Pieces with their places; what is in none is zero.
+fn lay_out(buf: &mut [u8], pieces: impl Iterator<Item = (usize, Vec<u8>)>) {
+    buf.fill(0);
+    for (at, piece) in pieces {
+        buf[at..at + piece.len()].copy_from_slice(&piece);
+    }
+}
+
+/// A range of an object on its way.
+struct Reading<'a> {
+    gather: Gather<'a>,
+    object: u64,
+    range: Range<usize>,
+    /// Where it lies in what is read.
+    at: usize,
+    /// Where the parts lie in it.
+    places: Vec<usize>,
+}
+
+impl Leg for Reading<'_> {
+    fn take(&mut self, answer: Answer) {
+        self.gather.take(answer);
+    }
+
+    fn advance(&mut self) -> bool {
+        self.gather.advance()
+    }
+
+    fn until(&self) -> Nanos {
+        self.gather.until()
     }
 }

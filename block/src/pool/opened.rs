@@ -140,7 +140,7 @@ impl Pool {
         for (number, worker) in self.stores.iter().enumerate() {
             worker.ask(ask.clone(), number, &to);
         }
-        let mut told = vec![Err(Errno::TIMEDOUT); self.stores.len()];
+        let mut told: Vec<_> = self.stores.iter().map(|_| Err(Errno::TIMEDOUT)).collect();
         let mut left = told.len();
         let end = self.ground.now() + PATIENCE;
         while left > 0 {

@@ -5,12 +5,12 @@
 
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
 
 use base::planted::{Bug, planted};
 use base::{Errno, Nanos};
 
-use super::gather::Source;
+use super::flight::{AT_A_TIME, Flight, Leg, Line, TASKS};
+use super::gather::{Gather, Part, Source};
 use super::ground::Removals;
 use super::image::Image;
 use super::opened::PATIENCE;
@@ -18,10 +18,14 @@ use super::patch;
 use super::shard;
 use super::survey::{Held, Lay, State};
 use super::worker::{Answer, Ask, Piece};
-use super::write::Forgotten;
+use super::write::{Forgotten, Owned};
 
 /// Between two looks how far stores are with what they are to remove.
 const LOOK: Nanos = 20_000_000;
+/// Who keeps to a rate says how far it is at least so often.
+const PAUSE: Nanos = 100_000_000;
+/// Numbers of what is put, after those of what is asked for.
+const PUTS: usize = 1 << 20;
 
 /// What was found, and done.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -50,6 +54,8 @@ pub struct Report {
     pub left: u64,
     /// Stores that do not answer.
     pub silent: u64,
+    /// Bytes that were read and written for all of that.
+    pub bytes: u64,
 }
 
 /// What to do.
@@ -63,7 +69,8 @@ pub struct Orders {
     pub rate: u64,
 }
 
-/// Goes through an image; `progress` is told how many of how many objects are done, and ends it with false.
+/// Goes through an image; `progress` is told how many of how many objects are done, which never becomes fewer, and all at the end; it ends
+/// it with false. Clients of the image are served first, by each store.
 pub fn run(
     image: &Image,
     orders: Orders,
@@ -77,15 +84,18 @@ pub fn run(
     let silent = survey.silent.len();
     let mut report = Report { silent: silent as u64, ..Report::default() };
     let (coding, total) = (image.info.coding, survey.objects.len() as u64);
-    let begun = Instant::now();
-    let mut bytes = 0u64;
-    for (done, (object, lay)) in survey.objects.iter().enumerate() {
+    let ground = &*image.pool.ground;
+    let begun = ground.now();
+    let mut flight = Flight::new(image, true);
+    let mut done = 0;
+    for (object, lay) in &survey.objects {
         let state = State::of(coding, lay, silent);
         if state.is_empty() && state.version.is_none() {
             // Nothing of it ever counted.
             if orders.repair && image.is_writer() {
                 report.removed += image.sweep(*object, lay, |_| true);
             }
+            done += 1;
             continue;
         }
         report.objects += 1;
@@ -93,7 +103,7 @@ pub fn run(
         if orders.verify {
             let (damaged, read) = image.scrub(*object, &state, &mut found);
             report.damaged += damaged;
-            bytes += read;
+            report.bytes += read;
         }
         let state = State::of(coding, &found, silent);
         let wanted = image.pool.places.of(image.info.id, *object);
@@ -116,23 +126,50 @@ pub fn run(
             (false, 0) => report.whole += 1,
             (false, _) => report.degraded += 1,
         }
+        done += 1;
         if orders.repair {
-            match image.repair_object(*object, Some(&found), silent, image.is_writer()) {
-                Ok((rebuilt, removed)) => {
-                    report.rebuilt += rebuilt;
-                    report.removed += removed;
-                    bytes += rebuilt * image.info.shard_bytes() as u64;
+            let owned = loop {
+                match image.try_own(*object) {
+                    Some(owned) => break owned,
+                    None if flight.len() == 0 => break image.own(*object),
+                    None => land(&mut flight, Nanos::MAX, &mut report),
                 }
+            };
+            let line = flight.line();
+            match image.begin_repair(owned, Some(&found), silent, image.is_writer(), line) {
+                Ok(Begun::Repairing(repair)) => {
+                    report.bytes += repair.bytes;
+                    flight.add(*repair);
+                }
+                Ok(Begun::Done(removed)) => report.removed += removed,
                 Err(errno) => log::warn!("pool: object {object}: {errno}"),
             }
+            while flight.len() >= AT_A_TIME {
+                land(&mut flight, Nanos::MAX, &mut report);
+            }
         }
-        if orders.rate > 0 {
-            let due = Duration::from_secs_f64(bytes as f64 / orders.rate as f64);
-            std::thread::sleep(due.saturating_sub(begun.elapsed()));
+        loop {
+            if !progress(done - flight.len() as u64, total, &report) {
+                return Err(Errno::INTR);
+            }
+            let now = ground.now();
+            if orders.rate == 0 || planted(Bug::RepairUnpaced) {
+                break;
+            }
+            let due = u128::from(report.bytes) * 1_000_000_000 / u128::from(orders.rate);
+            let due = begun.saturating_add(Nanos::try_from(due).unwrap_or(Nanos::MAX));
+            if now >= due {
+                break;
+            }
+            // Of what is under way the rest is done meanwhile.
+            land(&mut flight, due.min(now + PAUSE), &mut report);
         }
-        if !progress(done as u64 + 1, total, &report) {
-            return Err(Errno::INTR);
-        }
+    }
+    while flight.len() > 0 {
+        land(&mut flight, Nanos::MAX, &mut report);
+    }
+    if !progress(total, total, &report) {
+        return Err(Errno::INTR);
     }
     if orders.repair {
         let goes_on = || progress(total, total, &report);
@@ -140,6 +177,178 @@ pub fn run(
         report.removed = report.removed.saturating_sub(report.left);
     }
     Ok(report)
+}
+
+/// Waits until one more thing has happened, but no longer than until then; what is over is counted.
+fn land(flight: &mut Flight<'_, Repair<'_>>, until: Nanos, report: &mut Report) {
+    for repair in flight.step(until) {
+        let (object, before) = (repair.object, repair.bytes);
+        match repair.conclude() {
+            Ok(Repaired { rebuilt, removed, bytes }) => {
+                report.rebuilt += rebuilt;
+                report.removed += removed;
+                report.bytes += bytes - before;
+            }
+            Err(errno) => log::warn!("pool: object {object}: {errno}"),
+        }
+    }
+}
+
+/// What was done to an object.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Repaired {
+    /// Shards, and copies of patches, that were made.
+    pub rebuilt: u64,
+    /// Those that were removed.
+    pub removed: u64,
+    /// Bytes read and written.
+    pub bytes: u64,
+}
+
+/// A repair of one object that has begun.
+pub(super) enum Begun<'a> {
+    Repairing(Box<Repair<'a>>),
+    /// There is nothing to repair; so much was removed.
+    Done(u64),
+}
+
+/// An object of which shards are being made anew.
+pub(super) struct Repair<'a> {
+    image: &'a Image,
+    line: Line,
+    _owned: Owned<'a>,
+    object: u64,
+    lay: Lay,
+    state: State,
+    /// What was known of it before.
+    known: State,
+    silent: usize,
+    may_clean: bool,
+    wanted: Vec<usize>,
+    /// Shards that are not where they belong.
+    away: Vec<usize>,
+    /// What they are made from, until it is there.
+    gather: Option<Gather<'a>>,
+    /// Puts without an answer.
+    left: usize,
+    end: Nanos,
+    failed: Option<Errno>,
+    rebuilt: u64,
+    /// Bytes read and written, as far as that is known.
+    bytes: u64,
+}
+
+impl Repair<'_> {
+    fn put(&mut self, shards: Vec<Piece>) {
+        let (image, object) = (self.image, self.object);
+        let Some(version) = self.state.version else { return };
+        let hole = self.lay.versions.get(&version).is_some_and(|found| found.hole);
+        for (number, bytes) in self.away.iter().zip(shards) {
+            let head = image.make_head(object, version, *number, hole);
+            let head = shard::encode(&head, &bytes).into();
+            let name = image.shard_name(object, version, *number, hole);
+            self.line.ask(image, self.wanted[*number], Ask::Put(name, head, bytes), PUTS + number);
+            self.left += 1;
+        }
+        self.end = image.pool.ground.now() + PATIENCE;
+    }
+}
+
+impl Repair<'_> {
+    /// When its shards are where they should be, or not: the rest.
+    fn conclude(self) -> Result<Repaired, Errno> {
+        let Self { image, object, lay, mut state, known, silent, may_clean, wanted, .. } = self;
+        if let Some(errno) = self.failed {
+            return Err(errno);
+        }
+        let coding = image.info.coding;
+        let (mut rebuilt, mut removed, mut bytes) = (self.rebuilt, 0, self.bytes);
+        let mut safe = true;
+        if let Some(version) = state.version
+            && let Some(found) = lay.versions.get(&version)
+        {
+            let mut gone = Forgotten::default();
+            for (number, stores) in &found.at {
+                if stores.contains(&wanted[*number]) {
+                    state.at[*number] = Some(wanted[*number]);
+                }
+                for store in stores.iter().filter(|s| state.at[*number] != Some(**s)) {
+                    gone.add(Some(*store), || {
+                        image.shard_name(object, version, *number, found.hole)
+                    });
+                }
+            }
+            // What lies elsewhere, or is older, goes only when this version is safe without it.
+            let whole = state.at.iter().flatten().count();
+            safe = whole >= coding.quorum() || planted(Bug::CleanedTooEarly);
+            if safe {
+                removed += gone.count();
+                image.forget(gone);
+            }
+        }
+        // The last may be on its way, where another writes.
+        let count = state.patches.len();
+        for (i, held) in state.patches.iter_mut().enumerate() {
+            if may_clean || i + 1 < count {
+                let (made, gone) = image.repair_patch(object, held, &wanted)?;
+                rebuilt += made;
+                removed += gone;
+                // Read once, and put.
+                bytes += (made + u64::from(made > 0)) * held.patch.bytes() as u64;
+            }
+        }
+        if safe {
+            let base = state.base();
+            let counts = |version| {
+                version == base || state.patches.iter().any(|held| held.patch.version == version)
+            };
+            removed += image
+                .sweep(object, &lay, |version| !counts(version) && (may_clean || version < base));
+        }
+        let few = |held: &Arc<Held>| held.at.len() < coding.copies();
+        state.uncertain = silent == 0 && (!safe || state.patches.iter().any(few));
+        state.newest = state.newest.max(known.newest);
+        state.failed = known.failed;
+        image.set_state(object, state);
+        Ok(Repaired { rebuilt, removed, bytes })
+    }
+}
+
+impl Leg for Repair<'_> {
+    fn take(&mut self, (number, told): Answer) {
+        match &mut self.gather {
+            Some(gather) => gather.take((number, told)),
+            None if !(PUTS..TASKS).contains(&number) => {}
+            None => {
+                self.left -= 1;
+                if told.is_ok() {
+                    let number = number - PUTS;
+                    self.state.at[number] = Some(self.wanted[number]);
+                    self.rebuilt += 1;
+                }
+            }
+        }
+    }
+
+    fn advance(&mut self) -> bool {
+        if let Some(gather) = &mut self.gather {
+            if !gather.advance() {
+                return false;
+            }
+            match gather.finish() {
+                Ok(shards) => {
+                    self.gather = None;
+                    self.put(shards.into_iter().map(Piece::from).collect());
+                }
+                Err(errno) => self.failed = Some(errno),
+            }
+        }
+        self.failed.is_some() || self.left == 0 || self.image.pool.ground.now() >= self.end
+    }
+
+    fn until(&self) -> Nanos {
+        self.gather.as_ref().map_or(self.end, Gather::until)
+    }
 }
 
 /// Waits for what stores are to remove, as long as they get on with it: who asked for a repair may end the process now, and then nobody
@@ -248,103 +457,96 @@ impl Image {
         done
     }
 
-    /// Makes one object whole: shards and copies of patches that are missing are made anew, those elsewhere moved, and what does
-    /// not count is removed. How many were made, and removed. With `may_clean` versions that are not whole go as well.
+    /// Makes one object whole, as [`begin_repair`](Self::begin_repair), and waits for it.
     pub(super) fn repair_object(
         &self,
         object: u64,
         lay: Option<&Lay>,
         silent: usize,
         may_clean: bool,
-    ) -> Result<(u64, u64), Errno> {
-        let _owned = self.own(object);
-        let fresh;
+    ) -> Result<(), Errno> {
+        let mut flight = Flight::new(self, false);
+        let line = flight.line();
+        match self.begin_repair(self.own(object), lay, silent, may_clean, line)? {
+            Begun::Repairing(repair) => flight.add(*repair),
+            Begun::Done(_) => {}
+        }
+        while flight.len() > 0 {
+            for repair in flight.step(Nanos::MAX) {
+                repair.conclude()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Begins to make one object whole: shards and copies of patches that are missing are made anew, those elsewhere moved, and what does
+    /// not count is removed. With `may_clean` versions that are not whole go as well.
+    fn begin_repair<'a>(
+        &'a self,
+        owned: Owned<'a>,
+        lay: Option<&Lay>,
+        silent: usize,
+        may_clean: bool,
+        line: Line,
+    ) -> Result<Begun<'a>, Errno> {
+        let object = owned.object();
         let coding = self.info.coding;
         // Where this process writes, it knows better than what was looked up before the object was its own.
         let known = self.state(object);
         let stale = |lay: &Lay| known.is_newer_than(&State::of(coding, lay, 0));
         let lay = match lay.filter(|lay| !stale(lay)) {
-            Some(lay) => lay,
-            None => {
-                fresh = self.pool.survey(&self.name).objects.remove(&object).unwrap_or_default();
-                &fresh
-            }
+            Some(lay) => lay.clone(),
+            None => self.pool.survey(&self.name).objects.remove(&object).unwrap_or_default(),
         };
-        let mut state = State::of(coding, lay, silent);
+        let state = State::of(coding, &lay, silent);
         if state.unknown {
             return Err(Errno::IO);
         }
         if state.is_empty() && state.version.is_none() {
-            return Ok((0, if may_clean { self.sweep(object, lay, |_| true) } else { 0 }));
+            let removed = if may_clean { self.sweep(object, &lay, |_| true) } else { 0 };
+            return Ok(Begun::Done(removed));
         }
         let wanted = self.pool.places.of(self.info.id, object);
-        let (mut rebuilt, mut removed) = (0, 0);
-        let mut safe = true;
-        if let Some(version) = state.version
-            && let Some(found) = lay.versions.get(&version)
-        {
-            let away: Vec<usize> = (0..coding.width())
-                .filter(|s| !found.at.get(s).is_some_and(|at| at.contains(&wanted[*s])))
-                .collect();
-            let bytes: Vec<Piece> = if found.hole || away.is_empty() {
-                vec![Piece::default(); away.len()]
-            } else {
-                self.read_shards(object, &state, &away)?.into_iter().map(Piece::from).collect()
-            };
-            let (to, from) = channel();
-            for (number, bytes) in away.iter().zip(&bytes) {
-                let head = self.make_head(object, version, *number, found.hole);
-                let head = shard::encode(&head, bytes).into();
-                let name = self.shard_name(object, version, *number, found.hole);
-                let ask = Ask::Put(name, head, bytes.clone());
-                self.pool.stores[wanted[*number]].ask(ask, *number, &to);
-            }
-            for number in self.answers(&from, away.len()) {
-                state.at[number] = Some(wanted[number]);
-                rebuilt += 1;
-            }
-            let mut gone = Forgotten::default();
-            for (number, stores) in &found.at {
-                if stores.contains(&wanted[*number]) {
-                    state.at[*number] = Some(wanted[*number]);
-                }
-                for store in stores.iter().filter(|s| state.at[*number] != Some(**s)) {
-                    gone.add(Some(*store), || {
-                        self.shard_name(object, version, *number, found.hole)
-                    });
-                }
-            }
-            // What lies elsewhere, or is older, goes only when this version is safe without it.
-            let whole = state.at.iter().flatten().count();
-            safe = whole >= coding.quorum() || planted(Bug::CleanedTooEarly);
-            if safe {
-                removed += gone.count();
-                self.forget(gone);
-            }
+        let found = state.version.and_then(|version| lay.versions.get(&version));
+        let hole = found.is_some_and(|found| found.hole);
+        let is_away = |s: &usize| {
+            found.is_some_and(|found| !found.at.get(s).is_some_and(|at| at.contains(&wanted[*s])))
+        };
+        let away: Vec<usize> = (0..coding.width()).filter(is_away).collect();
+        let mut repair = Repair {
+            image: self,
+            line,
+            _owned: owned,
+            object,
+            lay,
+            state,
+            known,
+            silent,
+            may_clean,
+            wanted,
+            away,
+            gather: None,
+            left: 0,
+            end: 0,
+            failed: None,
+            rebuilt: 0,
+            bytes: 0,
+        };
+        if repair.away.is_empty() || hole {
+            repair.put(vec![Piece::default(); repair.away.len()]);
+        } else if let Some(version) = repair.state.version {
+            let to = self.info.shard_bytes();
+            let part = |shard: &usize| Part { source: 0, shard: *shard, from: 0, to };
+            let parts: Vec<Part> = repair.away.iter().map(part).collect();
+            let source = Source::whole(version, &repair.state.at);
+            let mut gather = Gather::new(self, object, vec![source], repair.line.clone());
+            gather.start(&parts);
+            // Others may be asked at once, so that what it costs is known.
+            gather.advance();
+            repair.bytes = gather.bytes + (to * repair.away.len()) as u64;
+            repair.gather = Some(gather);
         }
-        // The last may be on its way, where another writes.
-        let count = state.patches.len();
-        for (i, held) in state.patches.iter_mut().enumerate() {
-            if may_clean || i + 1 < count {
-                let (made, gone) = self.repair_patch(object, held, &wanted)?;
-                rebuilt += made;
-                removed += gone;
-            }
-        }
-        if safe {
-            let base = state.base();
-            let counts = |version| {
-                version == base || state.patches.iter().any(|held| held.patch.version == version)
-            };
-            removed += self
-                .sweep(object, lay, |version| !counts(version) && (may_clean || version < base));
-        }
-        let few = |held: &Arc<Held>| held.at.len() < coding.copies();
-        state.uncertain = silent == 0 && (!safe || state.patches.iter().any(few));
-        state.newest = state.newest.max(known.newest);
-        state.failed = known.failed;
-        self.set_state(object, state);
-        Ok((rebuilt, removed))
+        Ok(Begun::Repairing(Box::new(repair)))
     }
 
     /// Puts the last patch of an object in as many stores as it takes, if it may have been under way when its writer died.
@@ -371,7 +573,7 @@ impl Image {
         let mut at: Vec<usize> = held.at.iter().filter(is_there).copied().collect();
         let mut made = 0;
         if at.len() < copies || !held.wrong.is_empty() {
-            let body = Piece::from(self.read_patch(object, held)?);
+            let body = Piece::from(self.read_patch(object, held, true)?);
             let head = Piece::from(patch::encode(self.of(object), &held.patch, &body));
             let mut rest: Vec<usize> =
                 wanted.iter().filter(|store| !at.contains(store)).copied().collect();
@@ -384,14 +586,14 @@ impl Image {
             let mut rest = rest.into_iter();
             // Each that fails, another stands in for.
             while (at.len() < copies || first > 0) && rest.len() > 0 {
-                let (to, from) = channel();
+                let (line, from) = Line::new(true);
                 let count = copies.saturating_sub(at.len()).max(first);
                 let some: Vec<usize> = rest.by_ref().take(count).collect();
                 first = 0;
                 for store in &some {
                     let name = self.patch_name(object, &held.patch);
                     let ask = Ask::Put(name, head.clone(), body.clone());
-                    self.pool.stores[*store].ask(ask, *store, &to);
+                    line.ask(self, *store, ask, *store);
                 }
                 let done = self.answers(&from, some.len());
                 made += done.len() as u64;

@@ -6,17 +6,17 @@ use std::sync::mpsc::Sender;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use base::Errno;
+use base::{Errno, Nanos};
 pub use placement::dispatch::Piece;
 
+use super::gather::{HEDGE_MAX, HEDGE_MIN};
 use super::ground::{Access, LockAnswer, Removals};
 use super::store::Store;
+use super::turns::{self, Turns};
 use crate::layer::latency::Latency;
 
 /// Threads of a store.
-const THREADS: usize = 4;
-/// Asked for and not begun.
-const QUEUE_MAX: usize = 64;
+const THREADS: usize = turns::AT_A_TIME;
 /// Names to be removed that are remembered; what is beyond is left for a repair to find.
 const REMOVALS_MAX: usize = 16_384;
 /// With more of them than this they go before what is asked, by half of the threads, or puts would leave dead names behind for ever;
@@ -50,6 +50,8 @@ pub enum Ask {
     List(String),
     /// [`Store::remove`], of each, when the store has nothing else to do, or much of this; the answer says that it is remembered.
     Remove(Vec<String>),
+    /// Something that nobody waits for: clients come first.
+    Behind(Box<Ask>),
 }
 
 /// What a store says.
@@ -63,6 +65,8 @@ pub enum Told {
     Shard(Vec<u8>, Vec<u8>),
     /// Names.
     Names(Vec<String>),
+    /// No store's answer: chunks that a task has made.
+    Chunks(Vec<Vec<u8>>),
 }
 
 /// An answer, under the number that the asker gave it.
@@ -77,7 +81,7 @@ enum Job {
 
 #[derive(Default)]
 struct State {
-    queue: VecDeque<Job>,
+    queue: Turns<Job>,
     /// Names to be removed: nobody waits for that.
     removals: VecDeque<String>,
     /// How many there were.
@@ -88,6 +92,8 @@ struct State {
     drops: bool,
     /// When what is being carried out was begun.
     begun: Vec<(u64, Instant)>,
+    /// When it last answered something.
+    answered: Option<Instant>,
     next: u64,
     latency: Latency,
     over: bool,
@@ -99,6 +105,7 @@ struct Inner {
     name: String,
     state: Mutex<State>,
     filled: Condvar,
+    since: Instant,
 }
 
 /// A store with the threads that wait for it.
@@ -113,8 +120,9 @@ impl std::fmt::Debug for Worker {
 }
 
 impl State {
-    /// What is to be done next. Removals by one thread while nothing is asked, unless there are too many of them.
-    fn take(&mut self) -> Option<Job> {
+    /// What is to be done next, and whether nobody waits for it. Removals by one thread while nothing is asked, unless there are too many
+    /// of them.
+    fn take(&mut self, now: Nanos) -> Option<(Job, bool)> {
         let count = self.removals.len();
         let first = count > REMOVALS_BEHIND;
         let most = if count > REMOVALS_FAR_BEHIND {
@@ -125,13 +133,13 @@ impl State {
             1
         };
         if self.removers < most
-            && (first || self.queue.is_empty())
+            && (first || self.queue.clients() == 0)
             && let Some(name) = self.removals.pop_front()
         {
             self.removers += 1;
-            return Some(Job::Remove(name));
+            return Some((Job::Remove(name), false));
         }
-        self.queue.pop_front()
+        self.queue.take(now)
     }
 
     /// Names to be removed; whether there was room for all of them.
@@ -157,10 +165,21 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn now(&self) -> Nanos {
+        self.since.elapsed().as_nanos() as Nanos
+    }
+
+    /// Queues something; it is given back where too much is waiting already.
+    fn push(&self, job: Job, behind: bool) -> Result<(), Job> {
+        self.lock().queue.push(self.now(), job, behind)?;
+        self.filled.notify_one();
+        Ok(())
+    }
+
     fn work(&self) {
         let mut state = self.lock();
         loop {
-            let Some(job) = state.take() else {
+            let Some((job, behind)) = state.take(self.now()) else {
                 if state.is_done() {
                     return;
                 }
@@ -196,6 +215,10 @@ impl Inner {
             };
             state = self.lock();
             state.begun.retain(|(of, _)| *of != number);
+            state.answered = Some(Instant::now());
+            if behind {
+                state.queue.ended();
+            }
             if let Some(removed) = removed {
                 state.removers -= 1;
                 state.counts.done += u64::from(removed);
@@ -222,6 +245,7 @@ impl Ask {
                 let results: Vec<_> = names.iter().map(|name| store.remove(name)).collect();
                 results.into_iter().collect::<Result<(), Errno>>().map(|()| Told::Done)
             }
+            Self::Behind(ask) => ask.carry_out(store),
         }
     }
 }
@@ -253,7 +277,7 @@ impl Worker {
     /// Out of threads.
     pub fn start(name: &str, store: Arc<dyn Store>) -> std::io::Result<Self> {
         let (name, state, filled) = (name.to_owned(), Mutex::default(), Condvar::new());
-        let inner = Arc::new(Inner { store, name, state, filled });
+        let inner = Arc::new(Inner { store, name, state, filled, since: Instant::now() });
         let worker = Self { inner };
         for _ in 0..THREADS {
             let inner = Arc::clone(&worker.inner);
@@ -266,8 +290,8 @@ impl Worker {
 
 impl Access for Worker {
     fn ask(&self, ask: Ask, number: usize, to: &Sender<Answer>) {
-        let mut state = self.inner.lock();
         if let Ask::Remove(names) = ask {
+            let mut state = self.inner.lock();
             let all = state.remember(names);
             let begins = !all && !std::mem::replace(&mut state.drops, true);
             drop(state);
@@ -281,35 +305,37 @@ impl Access for Worker {
             let _ = to.send((number, if all { Ok(Told::Done) } else { Err(Errno::AGAIN) }));
             return;
         }
-        if state.queue.len() >= QUEUE_MAX {
-            drop(state);
+        let (ask, behind) = match ask {
+            Ask::Behind(ask) => (*ask, true),
+            ask => (ask, false),
+        };
+        if self.inner.push(Job::Ask(ask, number, to.clone()), behind).is_err() {
             let _ = to.send((number, Err(Errno::AGAIN)));
-            return;
         }
-        state.queue.push_back(Job::Ask(ask, number, to.clone()));
-        drop(state);
-        self.inner.filled.notify_one();
     }
 
     fn is_suspect(&self) -> bool {
         self.inner.lock().begun.iter().any(|(_, begun)| begun.elapsed() > SUSPECT)
     }
 
+    fn is_late(&self) -> bool {
+        let state = self.inner.lock();
+        let Some(since) = state.begun.iter().map(|(_, begun)| *begun).min() else { return false };
+        let usual = (4 * state.latency.mean()).clamp(HEDGE_MIN, HEDGE_MAX);
+        state.answered.map_or(since, |answered| answered.max(since)).elapsed().as_nanos() as Nanos
+            > usual
+    }
+
     fn load(&self) -> u64 {
         let state = self.inner.lock();
-        state.latency.mean() * (1 + state.queue.len() as u64 + state.begun.len() as u64)
+        let clients = state.queue.clients() as u64;
+        state.latency.mean() * (1 + clients + state.begun.len() as u64)
     }
 
     fn lock(&self, image: &str, number: usize, to: &Sender<LockAnswer>) {
-        let mut state = self.inner.lock();
-        if state.queue.len() >= QUEUE_MAX {
-            drop(state);
+        if self.inner.push(Job::Lock(image.to_owned(), number, to.clone()), false).is_err() {
             let _ = to.send((number, Err(Errno::AGAIN)));
-            return;
         }
-        state.queue.push_back(Job::Lock(image.to_owned(), number, to.clone()));
-        drop(state);
-        self.inner.filled.notify_one();
     }
 
     fn removals(&self) -> Removals {

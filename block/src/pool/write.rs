@@ -5,22 +5,25 @@ use std::ops::Range;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, PoisonError};
 
-use base::Errno;
 use base::planted::{Bug, planted};
+use base::{Errno, Nanos};
 use placement::dispatch::{Buffers, Work};
 
+use super::flight::{AT_A_TIME, Flight, Leg, Line, TASKS};
 use super::gather::{HEDGE_MAX, HEDGE_MIN};
 use super::image::Image;
 use super::opened::{GRACE, PATIENCE};
 use super::patch::{self, PATCHES_MAX, Patch};
 use super::shard::{self, EPOCH_SHIFT, VERSIONS, Version};
 use super::survey::{Held, State};
-use super::worker::{Ask, Piece};
+use super::worker::{Answer, Ask, Piece, Told};
 use crate::device::{Disk, Extent, Prompt, Traits, push_extent};
 
 /// A patch has at most one part in so many of its object.
 const SHARE: usize = 8;
 const PATCH_BYTES_MAX: usize = 1 << 20;
+/// Bytes of objects that one request makes anew at the same time, unless one object has more.
+const FLIGHT_BYTES: usize = 16 << 20;
 /// Names that one request removes.
 const FORGET_AT_A_TIME: usize = 64;
 
@@ -34,6 +37,12 @@ impl Image {
         Owned { image: self, object }
     }
 
+    /// The same, if nobody writes it now.
+    pub(super) fn try_own(&self, object: u64) -> Option<Owned<'_>> {
+        let mut busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
+        busy.insert(object).then(|| Owned { image: self, object })
+    }
+
     /// A version after all that there are of an object: those of which nobody here has heard are of writers before this one.
     fn next_version(&self, newest: u64) -> Result<Version, Errno> {
         let first = if planted(Bug::EpochNotCounted) { 0 } else { self.epoch << EPOCH_SHIFT };
@@ -44,92 +53,59 @@ impl Image {
         Ok(Version { number, drawn: self.pool.ground.draw() as u32 })
     }
 
-    /// Shards of an object, in order.
-    fn encode(&self, mut bytes: Vec<u8>) -> Result<Vec<Piece>, Errno> {
+    /// Begins to write an object as a new version; no bytes: zeroes. Its data goes to the stores at once, its parity when that is there.
+    /// `alone`: whoever asks for it has nothing else to do meanwhile.
+    fn begin_write<'a>(
+        &'a self,
+        owned: Owned<'a>,
+        bytes: Option<Vec<u8>>,
+        line: Line,
+        alone: bool,
+    ) -> Result<Writing<'a>, Errno> {
         let (coding, chunk) = (self.info.coding, self.info.shard_bytes());
+        let object = owned.object;
+        let before = self.state(object);
+        let hole = bytes.is_none();
+        let version = self.next_version(before.newest)?;
+        let stores = self.pool.places.of(self.info.id, object);
+        let mut writing = Writing {
+            image: self,
+            line,
+            _owned: owned,
+            object,
+            before,
+            version,
+            hole,
+            stores,
+            at: vec![None; coding.width()],
+            done: 0,
+            left: coding.width(),
+            computed: false,
+            end: self.pool.ground.now() + PATIENCE,
+        };
+        let Some(mut bytes) = bytes else {
+            (0..coding.width()).for_each(|number| writing.put(number, Piece::default()));
+            return Ok(writing);
+        };
         bytes.resize(chunk * coding.data(), 0);
         let bytes = Arc::new(bytes);
         let Some(code) = &self.pool.code else {
             // One buffer for all of them.
-            return Ok((0..coding.width()).map(|_| Piece::new(&bytes, 0..chunk)).collect());
+            (0..coding.width())
+                .for_each(|number| writing.put(number, Piece::new(&bytes, 0..chunk)));
+            return Ok(writing);
         };
         let piece = |i: usize| Piece::new(&bytes, i * chunk..(i + 1) * chunk);
-        let inputs: Vec<Piece> = (0..coding.data()).map(piece).collect();
+        let inputs: Arc<[Piece]> = (0..coding.data()).map(piece).collect();
+        for (number, input) in inputs.iter().enumerate() {
+            writing.put(number, input.clone());
+        }
         let outputs = vec![vec![0; chunk]; coding.width() - coding.data()];
-        let stripes = vec![Buffers { inputs: inputs.clone(), outputs }];
+        let stripes = vec![Buffers { inputs, outputs }];
         let work = Work::Encode { code: Arc::clone(code), stripes };
-        let (work, result) = self.pool.dispatcher.run(work);
-        if let Err(failure) = result {
-            log::error!("pool: image {}: encoding: {failure}", self.name);
-            return Err(Errno::IO);
-        }
-        let Work::Encode { stripes, .. } = work else { return Err(Errno::IO) };
-        let parity = stripes.into_iter().flat_map(|stripe| stripe.outputs).map(Piece::from);
-        Ok(inputs.into_iter().chain(parity).collect())
-    }
-
-    /// Writes an object as a new version; `None`: zeroes. The caller owns it.
-    fn write_object(&self, object: u64, bytes: Option<Vec<u8>>) -> Result<(), Errno> {
-        let (coding, ground) = (self.info.coding, &*self.pool.ground);
-        let before = self.state(object);
-        let hole = bytes.is_none();
-        let version = self.next_version(before.newest)?;
-        let shards = match bytes {
-            Some(bytes) => self.encode(bytes)?,
-            None => vec![Piece::default(); coding.width()],
-        };
-        let stores = self.pool.places.of(self.info.id, object);
-        let (to, from) = channel();
-        for (number, bytes) in shards.iter().enumerate() {
-            let head = self.make_head(object, version, number, hole);
-            let head = shard::encode(&head, bytes).into();
-            let name = self.shard_name(object, version, number, hole);
-            let ask = Ask::Put(name, head, bytes.clone());
-            self.pool.stores[stores[number]].ask(ask, number, &to);
-        }
-        let mut at = vec![None; coding.width()];
-        let (mut done, mut left) = (0, coding.width());
-        let mut end = ground.now() + PATIENCE;
-        let quorum = if planted(Bug::WriteWithoutQuorum) { 1 } else { coding.quorum() };
-        while left > 0 {
-            let Some((number, told)) = ground.wait(&from, end) else { break };
-            left -= 1;
-            if told.is_ok() {
-                at[number] = Some(stores[number]);
-                done += 1;
-                if done == quorum {
-                    end = end.min(ground.now() + GRACE);
-                }
-            }
-        }
-        let newest = version.number;
-        let mut gone = Forgotten::default();
-        // What was durable while nobody else had the image, the next writer finds; of the rest it may have made something already.
-        let alone = self.is_alone();
-        if done < quorum || !alone {
-            // It was never there.
-            for (number, store) in at.iter().enumerate().filter(|_| alone) {
-                gone.add(*store, || self.shard_name(object, version, number, hole));
-            }
-            self.forget(gone);
-            let failed = !planted(Bug::FailedForgotten);
-            self.set_state(object, State { newest, failed, ..before });
-            return Err(Errno::IO);
-        }
-        let state = State { version: Some(version), hole, at, newest, ..State::default() };
-        self.set_state(object, state);
-        if let Some(old) = before.version {
-            for (number, store) in before.at.iter().enumerate() {
-                gone.add(*store, || self.shard_name(object, old, number, before.hole));
-            }
-        }
-        for held in &before.patches {
-            for store in &held.at {
-                gone.add(Some(*store), || self.patch_name(object, &held.patch));
-            }
-        }
-        self.forget(gone);
-        Ok(())
+        writing.computed = true;
+        writing.line.compute(self, work, TASKS, alone);
+        Ok(writing)
     }
 
     /// Whether a change is worth a patch: small, and not one too many.
@@ -165,7 +141,11 @@ impl Image {
         let mut stores = self.pool.places.of(self.info.id, object);
         stores.rotate_left(version.number as usize % coding.width());
         let load = |store: usize| self.pool.stores[store].load();
-        stores.sort_by_cached_key(|store| (self.pool.stores[*store].is_suspect(), load(*store)));
+        let passed_over = |store: usize| {
+            let store = &self.pool.stores[store];
+            store.is_suspect() || store.is_late()
+        };
+        stores.sort_by_cached_key(|store| (passed_over(*store), load(*store)));
         let mut asked = 0;
         let mut at: Vec<usize> = Vec::new();
         let mut give = |at: &mut Vec<usize>| {
@@ -255,32 +235,217 @@ impl Image {
         Ok(())
     }
 
-    /// Changes a range of an object: by a patch, or reads it, unless all of it is replaced, and writes it anew.
-    fn change(&self, object: u64, range: Range<usize>, data: Option<&[u8]>) -> Result<(), Errno> {
-        let _owned = self.own(object);
-        let state = self.state(object);
+    /// Changes a range; `None`: zeroes. Several objects at a time are made anew.
+    fn change(&self, offset: u64, len: u64, data: Option<&[u8]>) -> Result<(), Errno> {
+        let mut changes = Changes { image: self, flight: Flight::new(self, false), failed: None };
+        let all = self.each(offset, len, |object, range, at| {
+            let is_last = (at + range.len()) as u64 == len;
+            let data = data.map(|data| &data[at..at + range.len()]);
+            changes.change(object, range, data, is_last)
+        });
+        let ended = changes.finish();
+        all.and(ended)
+    }
+}
+
+/// An object on its way into the stores.
+struct Writing<'a> {
+    image: &'a Image,
+    line: Line,
+    _owned: Owned<'a>,
+    object: u64,
+    before: State,
+    version: Version,
+    hole: bool,
+    stores: Vec<usize>,
+    /// Who has taken its shard.
+    at: Vec<Option<usize>>,
+    done: usize,
+    /// Who has not said anything yet.
+    left: usize,
+    /// Its parity is not there yet.
+    computed: bool,
+    end: Nanos,
+}
+
+impl Writing<'_> {
+    fn put(&self, number: usize, bytes: Piece) {
+        let image = self.image;
+        let head = image.make_head(self.object, self.version, number, self.hole);
+        let head = shard::encode(&head, &bytes).into();
+        let name = image.shard_name(self.object, self.version, number, self.hole);
+        self.line.ask(image, self.stores[number], Ask::Put(name, head, bytes), number);
+    }
+
+    fn bytes(&self) -> usize {
+        if self.hole { 0 } else { self.image.info.object_bytes as usize }
+    }
+
+    /// When it is over: whether it was written.
+    fn conclude(self) -> Result<(), Errno> {
+        let Self { image, object, before, version, hole, at, done, .. } = self;
+        let newest = version.number;
+        let mut gone = Forgotten::default();
+        // What was durable while nobody else had the image, the next writer finds; of the rest it may have made something already.
+        let alone = image.is_alone();
+        if done < quorum(image) || !alone {
+            // It was never there.
+            for (number, store) in at.iter().enumerate().filter(|_| alone) {
+                gone.add(*store, || image.shard_name(object, version, number, hole));
+            }
+            image.forget(gone);
+            let failed = !planted(Bug::FailedForgotten);
+            image.set_state(object, State { newest, failed, ..before });
+            return Err(Errno::IO);
+        }
+        let state = State { version: Some(version), hole, at, newest, ..State::default() };
+        image.set_state(object, state);
+        if let Some(old) = before.version {
+            for (number, store) in before.at.iter().enumerate() {
+                gone.add(*store, || image.shard_name(object, old, number, before.hole));
+            }
+        }
+        for held in &before.patches {
+            for store in &held.at {
+                gone.add(Some(*store), || image.patch_name(object, &held.patch));
+            }
+        }
+        image.forget(gone);
+        Ok(())
+    }
+}
+
+fn quorum(image: &Image) -> usize {
+    if planted(Bug::WriteWithoutQuorum) { 1 } else { image.info.coding.quorum() }
+}
+
+impl Leg for Writing<'_> {
+    fn take(&mut self, (number, told): Answer) {
+        if number >= TASKS {
+            self.computed = false;
+            let data = self.image.info.coding.data();
+            match told {
+                Ok(Told::Chunks(chunks)) => {
+                    for (i, chunk) in chunks.into_iter().enumerate() {
+                        self.put(data + i, chunk.into());
+                    }
+                }
+                // Nobody is given what is not there.
+                _ => self.left -= self.stores.len() - data,
+            }
+            return;
+        }
+        self.left -= 1;
+        if told.is_ok() {
+            self.at[number] = Some(self.stores[number]);
+            self.done += 1;
+            if self.done == quorum(self.image) {
+                self.end = self.end.min(self.image.pool.ground.now() + GRACE);
+            }
+        }
+    }
+
+    fn advance(&mut self) -> bool {
+        self.left == 0 || self.image.pool.ground.now() >= self.end
+    }
+
+    fn until(&self) -> Nanos {
+        self.end
+    }
+}
+
+/// What one request changes.
+struct Changes<'a> {
+    image: &'a Image,
+    flight: Flight<'a, Writing<'a>>,
+    failed: Option<Errno>,
+}
+
+impl<'a> Changes<'a> {
+    /// Changes a range of an object: by a patch, or reads it, unless all of it is replaced, and begins to write it anew.
+    fn change(
+        &mut self,
+        object: u64,
+        range: Range<usize>,
+        data: Option<&[u8]>,
+        is_last: bool,
+    ) -> Result<(), Errno> {
+        let image = self.image;
+        // Nobody waits for an object while others wait for what he has.
+        let owned = loop {
+            match image.try_own(object) {
+                Some(owned) => break owned,
+                None if self.flight.len() == 0 => break image.own(object),
+                None => self.step(),
+            }
+        };
+        let state = image.state(object);
         if state.unknown {
             return Err(Errno::IO);
         }
-        let whole = range.len() == self.info.object_bytes as usize;
+        let object_bytes = image.info.object_bytes as usize;
+        let whole = range.len() == object_bytes;
         if data.is_none() && state.is_empty() && !state.failed {
             return Ok(());
         }
         if data.is_none() && (whole || state.is_empty()) {
-            return self.write_object(object, None);
+            return self.begin(owned, None, is_last);
         }
-        if !whole && self.is_patch(&state, range.len(), data.is_none()) {
-            return self.write_patch(object, state, range, data);
-        }
-        let mut bytes = vec![0; self.info.object_bytes as usize];
         if !whole {
-            self.read_object(object, 0, &mut bytes, true)?;
+            // That is waited for here: parity that the others need is not to wait as well.
+            while self.flight.legs().any(|writing| writing.computed) {
+                self.step();
+            }
+            if image.is_patch(&state, range.len(), data.is_none()) {
+                return image.write_patch(object, state, range, data);
+            }
+        }
+        let mut bytes = vec![0; object_bytes];
+        if !whole {
+            image.read_object(object, 0, &mut bytes, true)?;
         }
         match data {
             Some(data) => bytes[range].copy_from_slice(data),
             None => bytes[range].fill(0),
         }
-        self.write_object(object, Some(bytes))
+        self.begin(owned, Some(bytes), is_last)
+    }
+
+    fn begin(
+        &mut self,
+        owned: Owned<'a>,
+        bytes: Option<Vec<u8>>,
+        is_last: bool,
+    ) -> Result<(), Errno> {
+        let more = bytes.as_ref().map_or(0, Vec::len);
+        let under_way =
+            |flight: &Flight<'_, Writing<'_>>| -> usize { flight.legs().map(Writing::bytes).sum() };
+        while self.flight.len() >= AT_A_TIME
+            || self.flight.len() > 0 && under_way(&self.flight) + more > FLIGHT_BYTES
+        {
+            self.step();
+        }
+        let alone = is_last && self.flight.len() == 0;
+        let line = self.flight.line();
+        let writing = self.image.begin_write(owned, bytes, line, alone)?;
+        self.flight.add(writing);
+        Ok(())
+    }
+
+    fn step(&mut self) {
+        for writing in self.flight.step(Nanos::MAX) {
+            if let Err(errno) = writing.conclude() {
+                self.failed.get_or_insert(errno);
+            }
+        }
+    }
+
+    /// Waits for all of it.
+    fn finish(mut self) -> Result<(), Errno> {
+        while self.flight.len() > 0 {
+            self.step();
+        }
+        self.failed.map_or(Ok(()), Err)
     }
 }
 
@@ -306,6 +471,13 @@ impl Forgotten {
 pub(super) struct Owned<'a> {
     image: &'a Image,
     object: u64,
+}
+
+impl Owned<'_> {
+    /// Which object.
+    pub fn object(&self) -> u64 {
+        self.object
+    }
 }
 
 impl Drop for Owned<'_> {
@@ -334,20 +506,19 @@ impl Disk for Image {
     }
 
     fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Errno> {
-        let len = buf.len() as u64;
-        self.each(offset, len, |object, range, at| {
-            self.read_object(object, range.start, &mut buf[at..at + range.len()], false)
-        })
+        let mut ranges = Vec::new();
+        self.each(offset, buf.len() as u64, |object, range, at| {
+            ranges.push((object, range, at));
+            Ok(())
+        })?;
+        self.read_objects(ranges, buf)
     }
 
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
         if self.locks.is_none() {
             return Err(Errno::ROFS);
         }
-        self.each(offset, data.len() as u64, |object, range, at| {
-            let len = range.len();
-            self.change(object, range, Some(&data[at..at + len]))
-        })
+        self.change(offset, data.len() as u64, Some(data))
     }
 
     /// A write is answered when its version is durable.
@@ -368,7 +539,8 @@ impl Disk for Image {
             if self.state(object).is_empty() {
                 return Ok(());
             }
-            self.change(object, range, None)
+            let at = object * u64::from(self.info.object_bytes);
+            self.change(at, range.len() as u64, None)
         })
     }
 
@@ -379,7 +551,7 @@ impl Disk for Image {
         if self.locks.is_none() {
             return Err(Errno::ROFS);
         }
-        self.each(offset, len, |object, range, _| self.change(object, range, None))
+        self.change(offset, len, None)
     }
 
     fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, Errno> {

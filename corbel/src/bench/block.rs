@@ -345,13 +345,118 @@ pub fn cache(bench: &Bench<'_>) -> Result<Measured> {
         Op::Write { offset: at, data: vec![2; BLOCK as usize], fua: false }
     })?;
     let stats = with.stats();
+    drop(with);
+    let [cache_gain, ahead_gain, merge_gain] = alone(&below, count, SIZE)?;
+    let [large, large_past, flush_ms] = written_back(&below, count, SIZE)?;
     Ok(vec![
         ("seq_ratio", seq_on / seq_off),
         ("rand_ratio", rand_on / rand_off),
         ("coalesce_gain", stats.writes as f64 / stats.device_writes.max(1) as f64),
         ("seq_per_s", seq_on),
         ("rand_per_s", rand_on),
+        ("cache_alone_gain", cache_gain),
+        ("read_ahead_alone_gain", ahead_gain),
+        ("merge_alone_gain", merge_gain),
+        ("write_back_128k_ratio", large / large_past),
+        ("flush_beside_writes_ms", flush_ms),
     ])
+}
+
+/// What each mechanism gains where it is the only one that is switched on, beside none: the cache where the same is read again, read-ahead where
+/// is read in order, merging where is written in order.
+fn alone(below: &Arc<dyn Device>, count: usize, size: u64) -> Result<[f64; 3]> {
+    let none = Config { cache_bytes: 0, coalesce: false, read_ahead: 0, ..Config::default() };
+    let usual = Config::default();
+    let layered =
+        |config| Layered::new(Arc::clone(below), config).context("starting the layer's thread");
+    let read = |offset| Op::Read { offset, len: BLOCK };
+    let mut turn = 0;
+    let gains = turns(|| {
+        turn += 1;
+        let again = |config| {
+            let device = layered(config)?;
+            let mut random = Random::new(turn);
+            // So few places that each is read several times.
+            let places = (count as u64 / 8).max(1);
+            rate(&device, count, 16, || read(random.below(places) * 64 * 4096 % size))
+        };
+        let in_order = |config| {
+            let device = layered(config)?;
+            let mut at = turn * (4 << 20);
+            rate(&device, count / 2, 1, || {
+                at = (at + u64::from(BLOCK)) % size;
+                read(at)
+            })
+        };
+        let writes = |config| {
+            let device = layered(config)?;
+            let mut at = turn * (4 << 20);
+            rate(&device, count, 16, || {
+                at = (at + u64::from(BLOCK)) % size;
+                Op::Write { offset: at, data: vec![3; BLOCK as usize], fua: false }
+            })
+        };
+        let cached = Config { cache_bytes: usual.cache_bytes, ..none };
+        let ahead = Config { read_ahead: usual.read_ahead, ..cached };
+        let merged = Config { coalesce: true, ..none };
+        let gains = [
+            again(cached)? / again(none)?,
+            in_order(ahead)? / in_order(cached)?,
+            writes(merged)? / writes(none)?,
+        ];
+        std::thread::sleep(Duration::from_millis(50));
+        Ok(gains)
+    })?;
+    Ok(gains)
+}
+
+/// Random writes of 128 KiB, 16 at a time, with write-back and past the layer, in bytes a second; then how long a write of 4 KiB with a flush takes
+/// beside random writes of 4 KiB, 16 at a time, at the worst of some, in milliseconds.
+fn written_back(below: &Arc<dyn Device>, count: usize, size: u64) -> Result<[f64; 3]> {
+    const LARGE: usize = 128 << 10;
+    let back = Config { write_back: true, cache_bytes: 8 << 20, ..Config::default() };
+    let layered = || Layered::new(Arc::clone(below), back).context("starting the layer's thread");
+    let write = |random: &mut Random, len: usize| {
+        let offset = random.below(size / len as u64) * len as u64;
+        Op::Write { offset, data: vec![4; len], fua: false }
+    };
+    let mut seed = 0;
+    let [cached, past] = turns(|| {
+        seed += 1;
+        let device = layered()?;
+        let mut random = Random::new(seed);
+        let begun = Instant::now();
+        rate(&device, count, 16, || write(&mut random, LARGE))?;
+        // What is in the cache when it ends is written as well.
+        drop(device);
+        let cached = (count * LARGE) as f64 / begun.elapsed().as_secs_f64();
+        let mut random = Random::new(seed);
+        let past = rate(&**below, count, 16, || write(&mut random, LARGE))? * LARGE as f64;
+        Ok([cached, past])
+    })?;
+    let device = layered()?;
+    let over = std::sync::atomic::AtomicBool::new(false);
+    let goes_on = || !over.load(std::sync::atomic::Ordering::Relaxed);
+    let worst = std::thread::scope(|scope| {
+        let flood = scope.spawn(|| {
+            let mut random = Random::new(9);
+            while goes_on() {
+                rate(&device, 256, 16, || write(&mut random, BLOCK as usize))?;
+            }
+            Ok::<_, Failure>(())
+        });
+        let mut random = Random::new(10);
+        let worst = (0..8).try_fold(0.0, |worst: f64, _| {
+            let begun = Instant::now();
+            rate(&device, 1, 1, || write(&mut random, BLOCK as usize))?;
+            rate(&device, 1, 1, || Op::Flush)?;
+            Ok::<_, Failure>(worst.max(begun.elapsed().as_secs_f64() * 1e3))
+        });
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+        flood.join().unwrap_or_else(|_| Err(failed("writes", "their thread has ended")))?;
+        worst
+    })?;
+    Ok([cached, past, worst])
 }
 
 /// RS(6, 3) over nine directories in memory: writes; reads with three of them lost; reads with one that hangs.

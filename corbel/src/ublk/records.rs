@@ -29,6 +29,10 @@ pub struct Made {
     read_only: bool,
     cache: Option<u64>,
     write_back: bool,
+    #[serde(default)]
+    read_ahead: Option<u64>,
+    #[serde(default)]
+    no_merge: bool,
 }
 
 impl Made {
@@ -40,8 +44,8 @@ impl Made {
         mark: u64,
         how: &SourceArgs,
     ) -> Self {
-        let (read_only, cache, write_back) = (how.read_only, how.cache, how.write_back);
-        Self { source, socket, identity, mark, read_only, cache, write_back }
+        let SourceArgs { size: _, read_only, cache, write_back, read_ahead, no_merge } = *how;
+        Self { source, socket, identity, mark, read_only, cache, write_back, read_ahead, no_merge }
     }
 
     /// Whether a device of it may outlive its server. Not if something that was answered would be gone with that: whoever uses the disk
@@ -57,8 +61,8 @@ impl Made {
 
     /// How to open it again.
     pub fn how(&self) -> SourceArgs {
-        let (read_only, cache, write_back) = (self.read_only, self.cache, self.write_back);
-        SourceArgs { size: None, read_only, cache, write_back }
+        let Self { read_only, cache, write_back, read_ahead, no_merge, .. } = *self;
+        SourceArgs { size: None, read_only, cache, write_back, read_ahead, no_merge }
     }
 }
 
@@ -206,8 +210,14 @@ mod tests {
 
     #[test]
     fn what_is_in_memory_alone_does_not_last() {
-        let how =
-            |write_back| SourceArgs { size: None, read_only: false, cache: Some(1), write_back };
+        let how = |write_back| SourceArgs {
+            size: None,
+            read_only: false,
+            cache: Some(1),
+            write_back,
+            read_ahead: None,
+            no_merge: false,
+        };
         let made = |identity: Option<&str>, write_back| {
             Made::new("a".into(), None, identity.map(str::to_owned), 1, &how(write_back)).lasts()
         };
@@ -219,8 +229,14 @@ mod tests {
         let dir = std::env::temp_dir().join(format!("corbel-ublk-records-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         let records = Records::at(&dir).unwrap();
-        let how =
-            SourceArgs { size: Some(1), read_only: true, cache: Some(512), write_back: false };
+        let how = SourceArgs {
+            size: Some(1),
+            read_only: true,
+            cache: Some(512),
+            write_back: false,
+            read_ahead: Some(0),
+            no_merge: true,
+        };
         let made = Made::new("file:/a".into(), None, Some("file:/a".into()), 77, &how);
         let held = records.put(3, &made).unwrap();
         let taken = || Failure::failed("taken", "");
@@ -230,7 +246,14 @@ mod tests {
             again.made().lasts()
                 && again.made().how().read_only
                 && again.made().how().size.is_none()
+                && again.made().how().read_ahead == Some(0)
+                && again.made().how().no_merge
         );
+        // As one that an older program has left.
+        let older = serde_json::json!({"source": "file:/a", "socket": null, "identity": null, "mark": 1, "read_only": false,
+            "cache": 5, "write_back": false});
+        let older: Made = serde_json::from_value(older).unwrap();
+        assert!(older.how().read_ahead.is_none() && !older.how().no_merge);
         assert_eq!(again.take(taken).unwrap_err().message, "taken");
         drop(held);
         let again = records.all().unwrap().remove(0).take(taken).unwrap();

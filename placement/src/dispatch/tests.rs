@@ -18,11 +18,19 @@ struct Odd {
     asked: AtomicU64,
     shut: Mutex<bool>,
     opened: Condvar,
+    patience: Duration,
+    lanes: usize,
 }
 
 impl Odd {
     fn new(name: &'static str, expected: (u64, u64)) -> Arc<Self> {
+        Self::of(name, expected, Duration::from_secs(60), 1)
+    }
+
+    fn of(name: &'static str, expected: (u64, u64), patience: Duration, lanes: usize) -> Arc<Self> {
         Arc::new(Self {
+            patience,
+            lanes,
             name,
             expected,
             fails: AtomicBool::new(false),
@@ -64,6 +72,14 @@ impl Accelerator for Odd {
             return Err("a wire came off".into());
         }
         work.carry_out(engine::best())
+    }
+
+    fn patience(&self) -> Duration {
+        self.patience
+    }
+
+    fn lanes(&self) -> usize {
+        self.lanes
     }
 
     fn expected(&self) -> (u64, u64) {
@@ -255,9 +271,12 @@ fn what_cannot_be_done_is_given_back() {
     for wrong in [
         Buffers { outputs: Vec::new(), ..right.clone() },
         Buffers { outputs: vec![vec![0; 100], vec![0; 99]], ..right.clone() },
-        Buffers { inputs: right.inputs[..3].to_vec(), ..right.clone() },
-        Buffers { inputs: vec![Piece::default(); 4], outputs: vec![Vec::new(); 2] },
-        Buffers { inputs: [&right.inputs[..3], &[vec![0; 101].into()]].concat(), ..right.clone() },
+        Buffers { inputs: right.inputs[..3].into(), ..right.clone() },
+        Buffers { inputs: vec![Piece::default(); 4].into(), outputs: vec![Vec::new(); 2] },
+        Buffers {
+            inputs: [&right.inputs[..3], &[vec![0; 101].into()]].concat().into(),
+            ..right.clone()
+        },
     ] {
         let (_, result) = Dispatcher::default().run(one(wrong));
         assert!(matches!(result, Err(Failure::Shape(_))), "{result:?}");
@@ -279,6 +298,82 @@ fn what_cannot_be_done_is_given_back() {
     let done = rest.iter().filter(|(work, result)| result.is_ok() && is_right(&code, work)).count();
     assert_eq!(rest.len(), QUEUE_MAX + 9);
     assert!(done >= QUEUE_MAX);
+}
+
+/// One that hangs keeps nobody waiting: another does its task and all that wait behind it, and what it writes when it comes back goes
+/// nowhere; meanwhile it is given nothing, and afterwards it is used again.
+#[test]
+fn who_hangs_is_stood_in_for() {
+    for (lanes, fails) in [(1, false), (1, true), (3, true), (3, false)] {
+        let dispatcher = Dispatcher::default();
+        let odd = Odd::of("odd", (0, 0), Duration::from_millis(30), lanes);
+        dispatcher.add(Arc::clone(&odd));
+        odd.shut(true);
+        odd.fails.store(fails, Ordering::SeqCst);
+        let (code, mut random) = (code(), Random::new(6));
+        // So much that the CPU would not do it at once.
+        let mut encode = |chunk| {
+            let stripes = vec![stripe(&mut random, chunk)];
+            Work::Encode { code: Arc::clone(&code), stripes }
+        };
+        let (to, from) = mpsc::channel();
+        for _ in 0..20 {
+            submit(&dispatcher, encode(1 << 20), &to);
+        }
+        let mut all = Vec::new();
+        for _ in 0..20 {
+            let (work, result) = from.recv_timeout(Duration::from_secs(60)).unwrap();
+            assert_ne!(name(&dispatcher, result), "odd");
+            all.push(work);
+        }
+        // Also who waits for it, and finds nobody else who is free.
+        let (work, result) = dispatcher.run(encode(1 << 20));
+        assert_ne!(name(&dispatcher, result), "odd");
+        all.push(work);
+        let account = || dispatcher.accounts().pop().unwrap();
+        let kept = account().stuck as u64;
+        assert!((1..=lanes as u64).contains(&kept), "{dispatcher:?}");
+        assert_eq!((account().done, account().late), (0, 0));
+        // It comes back, and writes what it likes.
+        odd.shut(false);
+        let back = (0..10_000).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            account().late == kept
+        });
+        assert!(back && account().stuck == 0, "{dispatcher:?}");
+        assert!(all.iter().all(|work| is_right(&code, work)));
+        assert!(from.try_recv().is_err(), "a task has ended twice");
+        odd.fails.store(false, Ordering::SeqCst);
+        let again = (0..10_000).any(|_| {
+            std::thread::sleep(Duration::from_millis(5));
+            submit(&dispatcher, encode(1 << 20), &to);
+            let (work, result) = from.recv().unwrap();
+            assert!(is_right(&code, &work));
+            name(&dispatcher, result) == "odd"
+        });
+        assert!(again, "{dispatcher:?}");
+    }
+}
+
+/// Where nobody can stand in, that is said, and not waited for.
+#[test]
+fn alone_and_hanging_is_a_failure() {
+    let dispatcher = Dispatcher::new();
+    let odd = Odd::of("odd", (0, 0), Duration::from_millis(30), 1);
+    dispatcher.add(Arc::clone(&odd));
+    odd.shut(true);
+    let (code, mut random) = (code(), Random::new(8));
+    let mut encode = || {
+        let stripes = vec![stripe(&mut random, 100)];
+        Work::Encode { code: Arc::clone(&code), stripes }
+    };
+    let (work, result) = dispatcher.run(encode());
+    let said = "odd: it has not come back in time";
+    assert_eq!(result, Err(Failure::Failed(said.into())));
+    // The buffers are not those that it has.
+    assert!(matches!(work, Work::Encode { stripes, .. } if stripes[0].outputs.len() == 2));
+    assert_eq!(dispatcher.run(encode()).1, Err(Failure::Busy));
+    odd.shut(false);
 }
 
 /// A task moves through several hands: it is small.

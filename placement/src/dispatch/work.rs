@@ -40,9 +40,9 @@ impl std::ops::Deref for Piece {
 /// Buffers of one stripe.
 #[derive(Clone, Default, Debug)]
 pub struct Buffers {
-    /// Chunks read: all of one length.
-    pub inputs: Vec<Piece>,
-    /// Chunks written, of the same length.
+    /// Chunks read: all of one length. Shared, so that who stands in for an accelerator that hangs reads the same.
+    pub inputs: Arc<[Piece]>,
+    /// Chunks written, of the same length. What is given back may be others than were submitted: an accelerator that hung has those.
     pub outputs: Vec<Vec<u8>>,
 }
 
@@ -75,7 +75,7 @@ impl Buffers {
     ) -> T {
         let (inputs, outputs) = (self.inputs.len(), self.outputs.len());
         let mut some_inputs: [&[u8]; I] = [&[]; I];
-        for (slice, input) in some_inputs.iter_mut().zip(&self.inputs) {
+        for (slice, input) in some_inputs.iter_mut().zip(self.inputs.iter()) {
             *slice = input;
         }
         let mut some_outputs: [&mut [u8]; O] = std::array::from_fn(|_| <&mut [u8]>::default());
@@ -170,6 +170,55 @@ impl Work {
             }
         }
         Ok(())
+    }
+
+    /// The same work, for whoever stands in for one that has this and does not give it back: it reads the same bytes, and writes into
+    /// none of the buffers of this one. Nothing is asked of memory for those before [`renew`](Self::renew).
+    pub(super) fn spare(&self) -> Self {
+        let bare = |stripes: &[Buffers]| {
+            let bare = |stripe: &Buffers| Buffers {
+                inputs: Arc::clone(&stripe.inputs),
+                outputs: Vec::new(),
+            };
+            stripes.iter().map(bare).collect()
+        };
+        match self {
+            Self::Encode { code, stripes } => {
+                Self::Encode { code: Arc::clone(code), stripes: bare(stripes) }
+            }
+            Self::Rebuild { plan, stripes } => {
+                Self::Rebuild { plan: Arc::clone(plan), stripes: bare(stripes) }
+            }
+            Self::Place { placer, rule, inputs, width, reweights, .. } => Self::Place {
+                placer: Arc::clone(placer),
+                rule: *rule,
+                inputs: inputs.clone(),
+                width: *width,
+                reweights: Arc::clone(reweights),
+                batch: None,
+            },
+        }
+    }
+
+    /// Gives a spare its buffers.
+    pub(super) fn renew(&mut self) {
+        let (stripes, count) = match self {
+            Self::Encode { code, stripes } => (stripes, code.parity_chunks()),
+            Self::Rebuild { plan, stripes } => (stripes, plan.targets().len()),
+            Self::Place { .. } => return,
+        };
+        for stripe in stripes {
+            stripe.outputs = vec![vec![0; stripe.chunk()]; count];
+        }
+    }
+
+    /// Does it in this thread, on the best engine of this CPU: for who cannot wait until somebody does it.
+    ///
+    /// # Errors
+    /// The buffers are not of the shape that it asks for.
+    pub fn carry_out_here(&mut self) -> Result<(), String> {
+        self.check()?;
+        self.carry_out(crate::engine::best())
     }
 
     /// Does it on the CPU.

@@ -6,9 +6,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use base::random::Random;
 use base::{Errno, Nanos};
-use block::pool::ground::{Access, Ground, Hold, Lock, LockAnswer, Removals};
+use block::pool::ground::{Access, Ground, Hold, Lock, LockAnswer, Removals, made};
 use block::pool::store::Store;
+use block::pool::turns::{self, Turns};
 use block::pool::worker::{Answer, Ask, SUSPECT};
+use placement::dispatch::{Dispatcher, Work};
+
+/// How long a store is said to take.
+const USUAL: Nanos = 200_000;
 
 /// How a store behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -98,6 +103,15 @@ struct Pending {
     ask: Ask,
     number: usize,
     to: Sender<Answer>,
+    /// It has one of those that ask the store, as one that nobody waits for.
+    behind: bool,
+}
+
+/// What comes to its end at some time.
+enum Due {
+    Asked(Pending),
+    /// A task has ended.
+    Made(Sender<Answer>, Answer),
 }
 
 #[derive(Default)]
@@ -105,11 +119,15 @@ struct Hall {
     now: Nanos,
     next: u64,
     /// By when it is carried out.
-    pending: BTreeMap<(Nanos, u64), Pending>,
+    pending: BTreeMap<(Nanos, u64), Due>,
+    /// What each store has not come to.
+    turns: Vec<Turns<Pending>>,
     /// Of stores that hang.
     held: Vec<VecDeque<Pending>>,
-    /// When what was asked of each store and is not answered was asked.
+    /// When what each store is at was begun.
     begun: Vec<BTreeMap<u64, Nanos>>,
+    /// When each answered last.
+    answered: Vec<Nanos>,
     locked: Vec<bool>,
     removals: Vec<Removals>,
     /// Answers until the process is killed.
@@ -134,7 +152,9 @@ impl Stage {
         let shelf = |i| Shelf(Mutex::new((BTreeMap::new(), Mode::Well, Random::new(seed ^ i))));
         let hall = Hall {
             held: (0..count).map(|_| VecDeque::new()).collect(),
+            turns: (0..count).map(|_| Turns::default()).collect(),
             begun: vec![BTreeMap::new(); count],
+            answered: vec![0; count],
             locked: vec![false; count],
             removals: vec![Removals::default(); count],
             ..Hall::default()
@@ -212,8 +232,15 @@ impl Stage {
 
     /// What the process had asked for and nobody had begun is carried out or not; then another may come.
     pub fn bury(&self) {
+        let asked = |due| match due {
+            Due::Asked(pending) => Some(pending),
+            Due::Made(..) => None,
+        };
         let mut left: Vec<Pending> =
-            std::mem::take(&mut self.hall().pending).into_values().collect();
+            std::mem::take(&mut self.hall().pending).into_values().filter_map(asked).collect();
+        for turns in std::mem::take(&mut self.hall().turns).iter_mut() {
+            left.extend(turns.drain());
+        }
         let held: Vec<VecDeque<Pending>> =
             self.hall().held.iter_mut().map(std::mem::take).collect();
         left.extend(held.into_iter().flatten());
@@ -226,6 +253,7 @@ impl Stage {
             }
         }
         let mut hall = self.hall();
+        hall.turns = self.shelves.iter().map(|_| Turns::default()).collect();
         hall.begun.iter_mut().for_each(BTreeMap::clear);
         hall.locked.fill(false);
         hall.removals.fill(Removals::default());
@@ -233,12 +261,32 @@ impl Stage {
     }
 
     fn schedule(&self, pending: Pending) {
-        // Within the time that who is well has to answer in: 20 ms at most, mostly far less.
-        let takes = 20_000 << self.chance().below(11);
-        let takes = takes / 2 + self.chance().below(takes);
+        let takes = self.takes();
         let mut hall = self.hall();
         let at = hall.now + takes;
-        hall.pending.insert((at, pending.id), pending);
+        hall.pending.insert((at, pending.id), Due::Asked(pending));
+    }
+
+    /// How long something takes: within the time that who is well has to answer in, 20 ms at most, mostly far less.
+    fn takes(&self) -> Nanos {
+        let takes = 20_000 << self.chance().below(11);
+        takes / 2 + self.chance().below(takes)
+    }
+
+    /// A store goes on with what is its turn.
+    fn serve(&self, store: usize) {
+        loop {
+            let mut hall = self.hall();
+            let now = hall.now;
+            if hall.begun[store].len() >= turns::AT_A_TIME {
+                return;
+            }
+            let Some((mut pending, behind)) = hall.turns[store].take(now) else { return };
+            hall.begun[store].insert(pending.id, now);
+            drop(hall);
+            pending.behind = behind;
+            self.schedule(pending);
+        }
     }
 
     /// Carries out what comes next, until a moment; false: nothing does.
@@ -253,9 +301,17 @@ impl Stage {
                 hall.now = hall.now.max(until);
                 return false;
             }
-            let Some(((at, _), pending)) = hall.pending.pop_first() else { return false };
+            let Some(((at, _), due)) = hall.pending.pop_first() else { return false };
             hall.now = hall.now.max(at);
-            pending
+            match due {
+                Due::Asked(pending) => pending,
+                Due::Made(to, answer) => {
+                    hall.hash = fold(fold(hall.hash, answer.0 as u64), hall.now);
+                    drop(hall);
+                    let _ = to.send(answer);
+                    return true;
+                }
+            }
         };
         let store = pending.store;
         let mode = self.mode(store);
@@ -269,6 +325,10 @@ impl Stage {
         };
         let mut hall = self.hall();
         hall.begun[store].remove(&pending.id);
+        hall.answered[store] = hall.now;
+        if pending.behind {
+            hall.turns[store].ended();
+        }
         if let Ask::Remove(names) = &pending.ask {
             let (count, removals) = (names.len() as u64, &mut hall.removals[store]);
             *(if told.is_ok() { &mut removals.done } else { &mut removals.failed }) += count;
@@ -286,6 +346,7 @@ impl Stage {
                 hall.kill_after = left.map(|left| left - 1);
                 drop(hall);
                 let _ = pending.to.send((pending.number, told));
+                self.serve(store);
             }
         }
         true
@@ -336,6 +397,28 @@ impl Ground for Floor {
         answers.try_recv().ok()
     }
 
+    /// At once, or some time later, beside what stores do meanwhile.
+    fn compute(
+        &self,
+        dispatcher: &Dispatcher,
+        work: Work,
+        number: usize,
+        to: &Sender<Answer>,
+        _: bool,
+    ) {
+        let (work, result) = dispatcher.run(work);
+        let answer = (number, made(work, result));
+        if self.0.chance().chance(1, 2) {
+            let _ = to.send(answer);
+            return;
+        }
+        let takes = self.0.takes();
+        let mut hall = self.0.hall();
+        hall.next += 1;
+        let key = (hall.now + takes, hall.next);
+        hall.pending.insert(key, Due::Made(to.clone(), answer));
+    }
+
     fn draw(&self) -> u64 {
         self.0.chance().next_u64()
     }
@@ -349,20 +432,35 @@ struct Door {
 
 impl Access for Door {
     fn ask(&self, ask: Ask, number: usize, to: &Sender<Answer>) {
-        let id = {
-            let mut hall = self.stage.hall();
+        let stage = &self.stage;
+        let (id, now) = {
+            let mut hall = stage.hall();
             if hall.dead {
                 return;
             }
             hall.next += 1;
-            let (id, now) = (hall.next, hall.now);
-            if let Ask::Remove(names) = &ask {
-                hall.removals[self.store].asked += names.len() as u64;
-            }
-            hall.begun[self.store].insert(id, now);
-            id
+            (hall.next, hall.now)
         };
-        self.stage.schedule(Pending { id, store: self.store, ask, number, to: to.clone() });
+        let (ask, behind) = match ask {
+            Ask::Behind(ask) => (*ask, true),
+            ask => (ask, false),
+        };
+        let pending = Pending { id, store: self.store, ask, number, to: to.clone(), behind: false };
+        if let Ask::Remove(names) = &pending.ask {
+            stage.hall().removals[self.store].asked += names.len() as u64;
+            return stage.schedule(pending);
+        }
+        let pushed = stage.hall().turns[self.store].push(now, pending, behind);
+        if pushed.is_err() {
+            let _ = to.send((number, Err(Errno::AGAIN)));
+        }
+        stage.serve(self.store);
+    }
+
+    fn is_late(&self) -> bool {
+        let hall = self.stage.hall();
+        let since = hall.begun[self.store].values().min();
+        since.is_some_and(|since| hall.now - *since.max(&hall.answered[self.store]) > 4 * USUAL)
     }
 
     fn is_suspect(&self) -> bool {
@@ -372,7 +470,9 @@ impl Access for Door {
     }
 
     fn load(&self) -> Nanos {
-        200_000 * (1 + self.stage.hall().begun[self.store].len() as Nanos)
+        let hall = self.stage.hall();
+        let waiting = hall.turns[self.store].clients() + hall.begun[self.store].len();
+        USUAL * (1 + waiting as Nanos)
     }
 
     fn lock(&self, _: &str, number: usize, to: &Sender<LockAnswer>) {
