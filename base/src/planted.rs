@@ -812,6 +812,8 @@ pub enum Bug {
     LateAwaited = 534,
     /// As much is dirty as the cache holds, however slow the device is.
     DirtyUnbounded = 535,
+    /// Zeroes over an object that was never written are not written, although a write that failed may be there.
+    ZeroesUnwritten = 536,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2670,6 +2672,11 @@ impl Bug {
             Bug::DirtyUnbounded,
             "dirty-unbounded",
             "a flush of a slow block device waits for a whole cache of dirty pages",
+        ),
+        (
+            Bug::ZeroesUnwritten,
+            "zeroes-unwritten",
+            "a write to a pool that failed comes back over zeroes that were answered",
         ),
         (
             Bug::LateAwaited,

@@ -657,6 +657,28 @@ fn what_failed_often_never_comes_before_what_was_answered() {
     }
 }
 
+/// A write over nothing fails, one store keeps what it was given of it, and zeroes are written there: they stay. (Seed 1653 of `corbel-sim block`.)
+#[test]
+fn what_failed_over_nothing_never_comes_back_over_zeroes() {
+    let rig = Rig::new("replicated:3", 3);
+    let image = rig.open();
+    rig.stores[0].fail(true);
+    rig.stores[1].fail(true);
+    rig.stores[2].hoards.store(true, Ordering::SeqCst);
+    assert_eq!(image.write(0, &[2; 512]), Err(Errno::IO));
+    rig.stores.iter().for_each(|store| store.fail(false));
+    image.zero(0, 1024, false).unwrap();
+    drop(image);
+    rig.settle();
+    for _ in 0..2 {
+        let mut bytes = [1; 512];
+        rig.open().read(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 512]);
+        rig.repair(SCRUB);
+        rig.settle();
+    }
+}
+
 /// A store that names a writer beyond all that there can have been is not believed, and bars nobody; what most say is.
 #[test]
 fn a_store_that_names_the_last_of_all_writers_bars_nobody() {
@@ -874,7 +896,7 @@ fn directories_keep_an_image() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn broken_variants_are_found() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 12] = [
+    let tests: [(Bug, fn()); 13] = [
         (Bug::OldVersionBelieved, what_silent_stores_may_know_is_not_guessed),
         (Bug::ShardUnverified, wrong_bytes_are_not_believed_and_are_made_good),
         (Bug::WriteWithoutQuorum, stores_fail_under_a_running_image),
@@ -887,6 +909,7 @@ fn broken_variants_are_found() {
         (Bug::EpochNotCounted, what_failed_often_never_comes_before_what_was_answered),
         (Bug::TaskOfAnother, what_one_request_writes_of_several_objects_is_theirs),
         (Bug::LaidOverUnseen, what_failed_often_never_comes_before_what_was_answered),
+        (Bug::ZeroesUnwritten, what_failed_over_nothing_never_comes_back_over_zeroes),
     ];
     assert_eq!(missed(&tests), []);
 }

@@ -148,7 +148,7 @@ pub(super) struct State {
     pub at: Vec<Option<usize>>,
     /// What lies on it, in order.
     pub patches: Vec<Arc<Held>>,
-    /// A write of the whole object failed, and it may be there all the same: the next write makes the object anew, since a
+    /// A write of the whole object failed, or one over nothing, and it may be there all the same: the next write makes the object anew, since a
     /// patch might lie on something else than it seems.
     pub failed: bool,
     /// Number of the newest version that anybody began.

@@ -193,7 +193,9 @@ impl Image {
                 gone.add(Some(*store), || self.patch_name(object, &patch));
             }
             self.forget(gone);
-            self.set_state(object, State { newest, ..before });
+            // But zeroes over what has nothing are not written at all, unless that is known not to be so.
+            let failed = before.failed || before.is_empty() && !planted(Bug::ZeroesUnwritten);
+            self.set_state(object, State { newest, failed, ..before });
             return Err(Errno::IO);
         }
         let mut patches = before.patches.clone();
