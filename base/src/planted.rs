@@ -814,6 +814,8 @@ pub enum Bug {
     DirtyUnbounded = 535,
     /// Zeroes over an object that was never written are not written, although a write that failed may be there.
     ZeroesUnwritten = 536,
+    /// Of what was not known when an image was opened nobody asks again.
+    UnknownForGood = 537,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2672,6 +2674,11 @@ impl Bug {
             Bug::DirtyUnbounded,
             "dirty-unbounded",
             "a flush of a slow block device waits for a whole cache of dirty pages",
+        ),
+        (
+            Bug::UnknownForGood,
+            "unknown-for-good",
+            "what silent stores may have is not read when they are back",
         ),
         (
             Bug::ZeroesUnwritten,

@@ -808,8 +808,22 @@ fn what_silent_stores_may_know_is_not_guessed() {
         store.fail(true);
     }
     let image = rig.open();
+    assert_eq!(image.write(0, &[3; 512]), Err(Errno::IO));
+    silent_stores_come_back(&rig, &image);
+}
+
+/// They are asked again.
+fn silent_stores_come_back(rig: &Rig, image: &Image) {
     let mut bytes = vec![0; 512];
     assert_eq!(image.read(0, &mut bytes), Err(Errno::IO));
+    rig.stores.iter().for_each(|store| store.fail(false));
+    image.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [2; 512]);
+    image.write(0, &[3; 512]).unwrap();
+    image.read(0, &mut bytes).unwrap();
+    assert_eq!(bytes, [3; 512]);
+    image.read(512, &mut bytes).unwrap();
+    assert_eq!(bytes, [2; 512]);
 }
 
 #[test]
@@ -896,7 +910,7 @@ fn directories_keep_an_image() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn broken_variants_are_found() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 13] = [
+    let tests: [(Bug, fn()); 14] = [
         (Bug::OldVersionBelieved, what_silent_stores_may_know_is_not_guessed),
         (Bug::ShardUnverified, wrong_bytes_are_not_believed_and_are_made_good),
         (Bug::WriteWithoutQuorum, stores_fail_under_a_running_image),
@@ -909,6 +923,7 @@ fn broken_variants_are_found() {
         (Bug::EpochNotCounted, what_failed_often_never_comes_before_what_was_answered),
         (Bug::TaskOfAnother, what_one_request_writes_of_several_objects_is_theirs),
         (Bug::LaidOverUnseen, what_failed_often_never_comes_before_what_was_answered),
+        (Bug::UnknownForGood, what_silent_stores_may_know_is_not_guessed),
         (Bug::ZeroesUnwritten, what_failed_over_nothing_never_comes_back_over_zeroes),
     ];
     assert_eq!(missed(&tests), []);

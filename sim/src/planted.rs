@@ -37,7 +37,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (531..532, "block/tests/pool.rs"),
     (532..535, "block/tests/paced.rs"),
     (535..536, "block/tests/layer.rs"),
-    (536..537, "block/tests/pool.rs"),
+    (536..538, "block/tests/pool.rs"),
     (90..91, "service/tests/node/grants.rs"),
     (91..93, "service/tests/node/joins.rs"),
     (125..126, "service/tests/node/joins.rs"),

@@ -187,6 +187,33 @@ impl Image {
         }
     }
 
+    /// What an object holds was not known, for stores were silent that may have newer parts of it: asks them again, if all seem to be
+    /// back. Nothing is written to such an object, so what is found is all there is. Returns whether it is known now.
+    pub(super) fn is_known_by_now(&self, object: u64) -> bool {
+        let stores = &self.pool.stores;
+        if planted(Bug::UnknownForGood)
+            || stores.iter().any(|store| store.is_suspect() || store.is_late())
+        {
+            return false;
+        }
+        let mut survey = self.pool.survey(&self.name);
+        let lay = survey.objects.remove(&object).unwrap_or_default();
+        let found = State::of(self.info.coding, &lay, survey.silent.len());
+        let before = self.state(object);
+        if found.unknown || !before.unknown {
+            return !before.unknown;
+        }
+        // What is under way somewhere still, or fails to be removed, is not built upon.
+        let failed = before.failed || !planted(Bug::LaidOverUnseen);
+        let newest = found.newest.max(before.newest);
+        let mut objects = self.objects();
+        let known = objects.entry(object).or_insert(before);
+        if known.unknown {
+            *known = State { failed, newest, ..found };
+        }
+        true
+    }
+
     /// The name of a shard of a source, or of a patch.
     pub(super) fn source_name(&self, object: u64, source: &Source, shard: usize) -> String {
         match &source.patch {
@@ -309,6 +336,9 @@ impl Image {
         for _ in 0..4 {
             let state = self.state(object);
             if state.unknown {
+                if self.is_known_by_now(object) {
+                    continue;
+                }
                 return Err(Errno::IO);
             }
             if state.uncertain && self.locks.is_some() && !owned {

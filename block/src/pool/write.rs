@@ -381,9 +381,12 @@ impl<'a> Changes<'a> {
                 None => self.step(),
             }
         };
-        let state = image.state(object);
+        let mut state = image.state(object);
         if state.unknown {
-            return Err(Errno::IO);
+            if !image.is_known_by_now(object) {
+                return Err(Errno::IO);
+            }
+            state = image.state(object);
         }
         let object_bytes = image.info.object_bytes as usize;
         let whole = range.len() == object_bytes;
