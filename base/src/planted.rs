@@ -792,8 +792,6 @@ pub enum Bug {
     LossUnread = 528,
     /// A client that has ended is forgotten before all have what it did.
     LossOfGone = 529,
-    /// A client is granted a file before what others did to it is in the ring of its node.
-    EarlyUnkept = 540,
     /// A lease that was granted early says that every member has what others did.
     EarlyVouches = 541,
     /// A head ends in order before the others have what clients did that are gone.
@@ -2633,11 +2631,6 @@ impl Bug {
             Bug::LossOfGone,
             "loss-of-gone",
             "an fsync vouches for what a process has written that has ended, and that the head alone had",
-        ),
-        (
-            Bug::EarlyUnkept,
-            "early-unkept",
-            "what was done next is in the stream before what it was done to",
         ),
         (
             Bug::ClosedOwing,

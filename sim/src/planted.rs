@@ -30,7 +30,6 @@ const CLUSTER: u16 = 50;
 pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (55..56, "service/tests/node/epochs.rs"),
     (528..530, "service/tests/node/past.rs"),
-    (540..541, "service/tests/node/early.rs"),
     (542..543, "service/tests/node/closing.rs"),
     (543..544, "service/tests/node/past.rs"),
     (530..531, "block/tests/layer.rs"),

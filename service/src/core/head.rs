@@ -576,7 +576,6 @@ impl Node {
         // answers anybody: `stand_by_it`), and so in the stream of any head under
         // which its session goes on; after any restart it is there before what is done next to it.
         let (all, kept) = (self.member.all_acked, self.ring.kept_to());
-        let kept = if planted(Bug::EarlyUnkept) { self.ring.last() } else { kept };
         let is_free = |g: &HeldGrant| g.until <= all || g.early && g.until <= kept;
         let (free, held): (Vec<_>, Vec<_>) =
             std::mem::take(&mut head.held_grants).into_iter().partition(is_free);

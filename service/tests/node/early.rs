@@ -147,12 +147,3 @@ fn what_is_not_in_the_ring_is_shown_to_nobody() {
     rig.settle();
     rig.check();
 }
-
-#[cfg(feature = "planted")]
-#[test]
-#[ignore = "alone: the variant is one for the whole process"]
-fn grants_before_what_they_show_is_kept_are_missed() {
-    use base::planted::{Bug, missed};
-    let test: fn() = what_is_not_in_the_ring_is_shown_to_nobody;
-    assert_eq!(missed(&[(Bug::EarlyUnkept, test)]), []);
-}
