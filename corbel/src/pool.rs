@@ -26,7 +26,7 @@ pub enum PoolVerb {
         dir:PATH   a directory, which should be a disk of its own\n  \
         s3:URL     a bucket, http or https, with a prefix or without; keys from AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY,\n             \
         AWS_SESSION_TOKEN, AWS_REGION, authorities from AWS_CA_BUNDLE\n  \
-        rados:[USER@]POOL[/NAMESPACE[/PREFIX]][?conf=FILE][&reads=balance]\n             \
+        rados:[USER@]POOL[/NAMESPACE[/PREFIX]][?conf=FILE&reads=balance]\n             \
         a pool of a Ceph cluster, or a namespace of one, through librados (apt install librados2); cluster and keys are\n             \
         found as Ceph's tools find them: CEPH_CONF, CEPH_ARGS, /etc/ceph; reads=balance or localize: replicas are read as well")]
     Create {

@@ -1,10 +1,11 @@
 //! `corbel rados`: where objects of a Ceph cluster lie, computed here from the cluster's map.
 
-use std::path::PathBuf;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use ::rados::osdmap::{Mapped, Mapper, NONE, OsdMap, Pg, Pool, Share, Spread};
-use ::rados::{Cluster, ImagePlace, PATIENCE, Place, Purpose};
+use ::rados::{Cluster, ImagePlace, OSD_MAP_MAX, PATIENCE, Place, Purpose};
 use block::rbd::header::Header;
 use clap::{Args, Subcommand};
 use serde_json::{Value, json};
@@ -15,19 +16,23 @@ use crate::units::show_bytes;
 
 /// Objects of an image at most: a PiB of the usual ones.
 const OBJECTS_MAX: u64 = 1 << 28;
+/// Of what is printed each.
+const LIST_MAX: u64 = 1 << 20;
 
 /// Verbs of `corbel rados`.
 #[derive(Subcommand, Debug)]
 pub enum RadosVerb {
     /// Say in which placement groups and on which OSDs objects lie, and how evenly
     #[command(after_help = "Examples:\n  \
-        corbel rados map rbd:vms/disk                  all objects of an image: how evenly they lie\n  \
+        corbel rados map rbd:vms/disk                  all objects that an image may have: how evenly they lie\n  \
         corbel rados map rbd:vms/disk --list           each of them as well\n  \
         corbel rados map rados:fast/ns name1 name2     these objects of a pool\n  \
         corbel rados map rados:fast                    the placement groups of a pool\n  \
         ceph osd getmap -o map; corbel rados map rados:fast --osdmap map --json\n\n\
         WHAT is rados:[USER@]POOL[/NAMESPACE[/PREFIX]][?conf=FILE] or rbd:[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE]. The map is the\n\
-        cluster's of this moment, asked for through librados (apt install librados2), unless a file has it; of OSDs nothing is asked.")]
+        cluster's of this moment, asked for through librados (apt install librados2), unless a file has it; of OSDs nothing is asked,\n\
+        so objects of an image that were never written count as well. Namespace and prefix are of names: a placement group has neither.\n\
+        How evenly: among the OSDs that have anything of the pool.")]
     Map(MapArgs),
 }
 
@@ -36,9 +41,9 @@ pub enum RadosVerb {
 pub struct MapArgs {
     /// A pool, or an image of RBD
     what: String,
-    /// Objects; without any, all of the image, or the placement groups of the pool
+    /// Objects; without any, all that the image may have, or the placement groups of the pool
     objects: Vec<String>,
-    /// Print each object of the image, or each placement group of the pool
+    /// Print each object of the image, or each placement group of the pool: 1,048,576 at most
     #[arg(long, conflicts_with = "objects")]
     list: bool,
     /// Take the map from a file that ceph osd getmap has written
@@ -50,12 +55,27 @@ fn usage(message: impl Into<String>) -> Failure {
     Failure::new(Kind::Usage, message, "see corbel rados map --help")
 }
 
-fn connect(place: &Place) -> Result<Arc<Cluster>> {
+fn connect(place: &Place, remedy: &'static str) -> Result<Arc<Cluster>> {
     let (user, conf) = (place.user.as_deref(), place.conf.as_deref());
     let cluster = Cluster::connect(user, conf, PATIENCE, Purpose::Store);
-    Ok(Arc::new(cluster.map_err(|error| {
-        Failure::new(Kind::Unreachable, error, "--osdmap FILE takes the map from a file")
-    })?))
+    Ok(Arc::new(cluster.map_err(|error| Failure::new(Kind::Unreachable, error, remedy))?))
+}
+
+/// The map that a file has.
+fn read(file: &Path) -> Result<OsdMap> {
+    let most = OSD_MAP_MAX as u64;
+    let mut bytes = Vec::new();
+    let opened = std::fs::File::open(file).context(file.display())?;
+    opened.take(most + 1).read_to_end(&mut bytes).context(file.display())?;
+    let damaged = |error: String| {
+        let remedy =
+            "write it with ceph osd getmap -o FILE; that of a later Ceph takes a later corbel";
+        Failure::new(Kind::Damaged, format!("{}: {error}", file.display()), remedy)
+    };
+    if bytes.len() as u64 > most {
+        return Err(damaged(format!("no map of OSDs has more than {}", show_bytes(most))));
+    }
+    OsdMap::decode(&bytes).map_err(damaged)
 }
 
 /// What lies in a pool.
@@ -76,17 +96,7 @@ pub fn run(out: &Output, verb: &RadosVerb) -> Result<()> {
 }
 
 fn map(out: &Output, args: &MapArgs) -> Result<()> {
-    let from_file = match &args.osdmap {
-        Some(file) => {
-            let bytes = std::fs::read(file).context(file.display())?;
-            let remedy = "write it with ceph osd getmap -o FILE";
-            let map = OsdMap::decode(&bytes).map_err(|error| {
-                Failure::new(Kind::Damaged, format!("{}: {error}", file.display()), remedy)
-            })?;
-            Some(map)
-        }
-        None => None,
-    };
+    let from_file = args.osdmap.as_deref().map(read).transpose()?;
     let (place, things, map) = match args.what.split_once(':') {
         Some(("rados", text)) => {
             let place: Place = text.parse().map_err(usage)?;
@@ -97,18 +107,20 @@ fn map(out: &Output, args: &MapArgs) -> Result<()> {
             };
             let map = match from_file {
                 Some(map) => map,
-                None => ask(&*connect(&place)?)?,
+                None => {
+                    ask(&*connect(&place, "see ceph -s; --osdmap FILE takes the map from a file")?)?
+                }
             };
             (place, things, map)
         }
         Some(("rbd", text)) => {
             let at: ImagePlace = text.parse().map_err(usage)?;
             if from_file.is_some() || !args.objects.is_empty() {
-                return Err(usage(
-                    "an image is asked which objects it has: no names and no --osdmap",
-                ));
+                return Err(usage("an image is asked how large it is: no names and no --osdmap"));
             }
-            let cluster = connect(&at.place)?;
+            let remedy =
+                "see ceph -s; rados:POOL --osdmap FILE maps the placement groups of its pool";
+            let cluster = connect(&at.place, remedy)?;
             let things = image(&cluster, &at)?;
             let map = ask(&cluster)?;
             (at.place, things, map)
@@ -121,9 +133,22 @@ fn map(out: &Output, args: &MapArgs) -> Result<()> {
         let what = format!("there is no pool {}", place.pool);
         return Err(Failure::failed(what, "see ceph osd lspools"));
     };
+    let many = match &things {
+        Things::Image(_, count, _) => *count,
+        Things::Named(_) => 0,
+        Things::One => pool.pg_num.into(),
+    };
+    if args.list && many > LIST_MAX {
+        let what = format!("{many} are too many to be listed: {LIST_MAX} at most");
+        return Err(Failure::failed(what, "leave --list out, or name objects"));
+    }
     let found = Found::new(&map, number, pool, place.namespace.as_bytes(), things, args.list);
     let found = found.map_err(|error| Failure::failed(error, "see ceph osd dump"))?;
-    out.result(&found.json(&map, number, pool), || found.print(&args.what, &map, number, pool));
+    if out.json {
+        println!("{}", found.json(&map, number, pool));
+    } else {
+        found.print(&args.what, &map, number, pool);
+    }
     Ok(())
 }
 
@@ -244,7 +269,7 @@ impl Found {
             let primary = self.mapped.acting_primary[i];
             let primary = primary.map_or_else(|| "none".to_owned(), |osd| format!("osd.{osd}"));
             let up = if up == acting { String::new() } else { format!("  (up {})", shown(up)) };
-            println!("{name}{pg}  {}  primary {primary}{up}", shown(acting));
+            println!("{}{pg}  {}  primary {primary}{up}", name.escape_debug(), shown(acting));
         }
         let objects = match self.objects {
             Some((count, Some(bytes))) => format!("{count} objects of {} in ", show_bytes(bytes)),

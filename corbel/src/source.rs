@@ -25,7 +25,7 @@ macro_rules! sources_help {
         volume:/PATH   a file of the Corbel volume; a flush means all replicas\n  \
         file:PATH      a file or block device of this machine\n  \
         pool:FILE:NAME an image of a pool (corbel pool)\n  \
-        rbd:[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE][&reads=balance]\n                 \
+        rbd:[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE&reads=balance]\n                 \
         an image of Ceph's RBD, through librados (apt install librados2);\n                 \
         reads=balance or localize: replicas are read as well\n  \
         memory:SIZE    memory, gone at the end\n"
@@ -133,7 +133,7 @@ impl<'a> Opener<'a> {
                 let at = rest.parse().map_err(|error: String| {
                     usage(
                         error,
-                        "write rbd:[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE][&reads=balance]",
+                        "write rbd:[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE&reads=balance]",
                     )
                 })?;
                 let image = RbdImage::open(&at, read_only).map_err(|error| {

@@ -20,7 +20,7 @@ use base::Errno;
 
 pub use connection::Connection;
 pub use lease::{Lease, Terms};
-pub use librados::{Cluster, Io, Purpose, Step};
+pub use librados::{Cluster, Io, OSD_MAP_MAX, Purpose, Step};
 pub use place::{ImagePlace, Place, Reads};
 
 /// After this a request is given up: of an OSD, of a monitor, for a connection.

@@ -38,7 +38,7 @@ fn text(text: &str) -> Result<CString, Errno> {
 }
 
 /// Bytes of a map of OSDs at most: that of ten thousand has some ten MiB.
-const OSD_MAP_MAX: usize = 256 << 20;
+pub const OSD_MAP_MAX: usize = 256 << 20;
 
 thread_local! {
     /// This is a thread of the library.

@@ -20,8 +20,8 @@ use placement::crush::Map;
 pub use self::hash::{stable_mod, str_hash};
 pub use self::mapping::{Lists, Mapped, Mapper, Share, Spread};
 
-/// Placement groups of a pool at most: Ceph's monitors allow 65,536 unless they are told otherwise. What maps a pool takes some forty
-/// bytes for each.
+/// Placement groups of a pool at most: Ceph's monitors allow 65,536 unless they are told otherwise. What maps a pool takes twice
+/// as many numbers of OSDs for each as it has copies, of those that are asked for.
 pub const PGS_MAX: u32 = 1 << 22;
 /// In the place of an OSD: none. Only in lists of erasure-coded pools, where each place has its own shard.
 pub const NONE: i32 = placement::crush::ITEM_NONE;

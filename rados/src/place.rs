@@ -3,8 +3,8 @@
 
 use std::str::FromStr;
 
-const FORM: &str = "[USER@]POOL[/NAMESPACE[/PREFIX]][?conf=FILE][&reads=balance]";
-const IMAGE_FORM: &str = "[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE][&reads=balance]";
+const FORM: &str = "[USER@]POOL[/NAMESPACE[/PREFIX]][?conf=FILE&reads=balance]";
+const IMAGE_FORM: &str = "[USER@]POOL[/NAMESPACE]/IMAGE[?conf=FILE&reads=balance]";
 
 /// Which of the OSDs that have an object are asked for what it holds.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
@@ -85,6 +85,10 @@ fn parts<'a>(text: &'a str, form: &str) -> Result<(Place, Vec<&'a str>), String>
     };
     if user == Some("") {
         return Err(wrong("no user before @"));
+    }
+    // Else it would be of a name, and everything would lie elsewhere.
+    if ["&conf=", "&reads="].iter().any(|option| rest.contains(option)) {
+        return Err(wrong("the first option comes behind ?"));
     }
     if rest.contains(char::is_whitespace) || text.contains('\0') {
         return Err(wrong("a space in it"));
@@ -171,7 +175,19 @@ mod tests {
         let place: Place = "fast//a".parse().unwrap();
         assert_eq!((place.namespace.as_str(), place.prefix.as_str()), ("", "a/"));
         assert_eq!("client.x@p".parse::<Place>().unwrap().user.as_deref(), Some("x"));
-        for bad in ["", "/ns", "@p", "p?x", "p?conf=", "p/n//a", "p/n/.a", "p/n/a/", "a b"] {
+        for bad in [
+            "",
+            "/ns",
+            "@p",
+            "p&reads=balance",
+            "p/n&conf=f",
+            "p?x",
+            "p?conf=",
+            "p/n//a",
+            "p/n/.a",
+            "p/n/a/",
+            "a b",
+        ] {
             let error = bad.parse::<Place>().unwrap_err();
             assert!(error.contains("write ["), "{error}");
         }

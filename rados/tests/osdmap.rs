@@ -311,3 +311,23 @@ fn large_maps_are_mapped_as_by_osdmaptool() {
         assert_same(&format!("{osds} OSDs"), &ours, &told(&file));
     }
 }
+
+/// Whoever made the map decides how much it takes to answer: no more than this machine has.
+#[test]
+fn what_is_mapped_at_once_is_bounded() {
+    let mut map = OsdMap::decode(&real("down.map")).unwrap();
+    let (number, rule) = {
+        let (number, pool) = map.pools.iter_mut().next().unwrap();
+        pool.size = 255;
+        (*number, pool.crush_rule)
+    };
+    let all = vec![0; 300_000];
+    assert!(Mapper::new(&map).unwrap().map(number, &all).unwrap_err().contains("too many"));
+    assert!(Mapper::new(&map).unwrap().map(number, &all[..1000]).is_ok());
+    // All of the pool comes in parts.
+    assert!(Mapper::new(&map).unwrap().spread(number, |_| 1).is_ok());
+    let steps = &mut map.crush.rules[usize::from(rule)].as_mut().unwrap().steps;
+    let first = steps[0];
+    steps.splice(0..0, std::iter::repeat_n(first, 300));
+    assert!(Mapper::new(&map).unwrap().map(number, &[0]).unwrap_err().contains("steps"));
+}

@@ -1,4 +1,4 @@
-//! A store in a pool of Ceph: `rados:[USER@]POOL[/NAMESPACE[/PREFIX]][?conf=FILE][&reads=balance]`.
+//! A store in a pool of Ceph: `rados:[USER@]POOL[/NAMESPACE[/PREFIX]][?conf=FILE&reads=balance]`.
 //!
 //! A name is an object, put in one step and durable on all of its OSDs when that is answered. Several stores may be in one pool of
 //! Ceph, by their namespaces or prefixes; a list goes through all names of a namespace, so a pool of ours does well to have its

@@ -91,6 +91,8 @@ fn what_is_wrong_is_said() {
         (&["rbd:rbd/disk", "--osdmap", &map][..], 2, "usage"),
         (&["pool", "--osdmap", &map][..], 2, "usage"),
         (&["rados:rbd?reads=all", "--osdmap", &map][..], 2, "usage"),
+        (&["rados:rbd/ns&reads=balance", "--osdmap", &map][..], 2, "usage"),
+        (&["rados:rbd", "--osdmap", "/dev/zero"][..], 5, "damaged"),
         (&["rados:rbd", "--osdmap", &damaged][..], 5, "damaged"),
     ] {
         let (status, said) = answer(args);

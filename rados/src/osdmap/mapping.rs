@@ -12,6 +12,11 @@ use super::{Kind, NONE, ONE, OsdMap, Pg, Pool, QUINCY, REEF};
 
 /// Groups that are one task of the dispatcher: enough that handing it over is nothing, few enough that several accelerators get some.
 const CHUNK: usize = 1 << 14;
+/// OSDs in what is mapped at once.
+const PARTS_MAX: usize = 1 << 26;
+/// Steps of a rule, and draws of one mapping: a hundred times what maps need whose OSDs are nearly all out.
+const STEPS_MAX: usize = 256;
+const DRAWS_MAX: u64 = 1 << 20;
 /// The type of a rule, as Ceph numbers that of pools.
 const fn number(kind: Kind) -> u8 {
     match kind {
@@ -143,7 +148,8 @@ impl<'a> Mapper<'a> {
         if let Some(placer) = self.placers.get(&key) {
             return Ok(Arc::clone(placer));
         }
-        let options = Options { choose_args: Some(key), ..Options::default() };
+        let options =
+            Options { choose_args: Some(key), draws_max: Some(DRAWS_MAX), ..Options::default() };
         let placer = Placer::new(&self.map.crush, &options);
         let placer = Arc::new(placer.map_err(|error| format!("the map of OSDs: {error}"))?);
         self.placers.insert(key, Arc::clone(&placer));
@@ -166,6 +172,14 @@ impl<'a> Mapper<'a> {
                 "pool {number} ({}) has allow_ec_optimizations, by which lists of its OSDs have an order that is not known here",
                 pool.name
             ));
+        }
+        if seeds.len().saturating_mul(pool.size.into()) > PARTS_MAX {
+            let (many, size) = (seeds.len(), pool.size);
+            return Err(format!("{many} placement groups of {size} OSDs: too many at once"));
+        }
+        let steps = map.crush.rule(pool.crush_rule.into()).map_or(0, |rule| rule.steps.len());
+        if steps > STEPS_MAX {
+            return Err(format!("rule {} has {steps} steps, of {STEPS_MAX}", pool.crush_rule));
         }
         let placer = self.placer(number)?;
         let rule = rule(&map.crush, pool, map.release);
@@ -231,11 +245,15 @@ impl<'a> Mapper<'a> {
     /// As of [`Mapper::map`].
     pub fn spread(&mut self, number: i64, parts: impl Fn(u32) -> u64) -> Result<Spread, String> {
         let pg_num = self.map.pools.get(&number).map_or(0, |pool| pool.pg_num);
-        let seeds: Vec<u32> = (0..pg_num).collect();
-        let mapped = self.map(number, &seeds)?;
         let mut spread = Spread::default();
+        let mut mapped = Mapped::default();
         for seed in 0..pg_num {
-            let (i, parts) = (seed as usize, parts(seed));
+            let (i, parts) = (seed as usize % CHUNK, parts(seed));
+            if i == 0 {
+                // Nothing of what came before is needed any more.
+                let seeds: Vec<u32> = (seed..pg_num).take(CHUNK).collect();
+                mapped = self.map(number, &seeds)?;
+            }
             for osd in mapped.acting.get(i).iter().filter(|osd| **osd != NONE) {
                 let share = spread.osds.entry(*osd).or_default();
                 share.copies += parts;

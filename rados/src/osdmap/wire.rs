@@ -35,6 +35,8 @@ type Result<T> = std::result::Result<T, String>;
 
 /// The versions of the sections that are known.
 const MAP: u8 = 8;
+/// OSDs of one PG in a list: as many as a pool's size may say.
+const LIST_MAX: usize = 255;
 const FOR_CLIENTS: std::ops::RangeInclusive<u8> = 6..=10;
 const FOR_OSDS: u8 = 12;
 const POOL: u8 = 32;
@@ -158,6 +160,15 @@ impl<'a> Reader<'a> {
         Ok(self.list(PG + size, |r| Ok((r.pg()?, one(r)?)))?.into_iter().collect())
     }
 
+    /// The OSDs of a PG, or exchanges of some: no more than a pool may have copies.
+    fn few<T>(&mut self, size: usize, one: impl Fn(&mut Self) -> Result<T>) -> Result<Vec<T>> {
+        let few = self.list(size, one)?;
+        match few.len() {
+            0..=LIST_MAX => Ok(few),
+            many => self.refuse(format_args!("{many} OSDs of one placement group")),
+        }
+    }
+
     fn pass_intervals(&mut self) -> Result<()> {
         self.pass(16, |r| r.take(16).map(drop))
     }
@@ -247,7 +258,7 @@ fn read_for_clients(mut r: Reader<'_>, version: u8) -> Result<OsdMap> {
         return r.refuse(format_args!("more than {} OSDs", limits::DEVICES_MAX));
     }
     r.pass_addresses()?;
-    let pg_temp = r.by_pg(4, |r| r.list(4, Reader::i32))?;
+    let pg_temp = r.by_pg(4, |r| r.few(4, Reader::i32))?;
     let primary_temp = r.by_pg(4, Reader::i32)?;
     let affinities = r.list(4, Reader::u32)?;
     if !affinities.is_empty() && affinities.len() != states.len() {
@@ -262,8 +273,8 @@ fn read_for_clients(mut r: Reader<'_>, version: u8) -> Result<OsdMap> {
             r.text().map(drop)
         })
     })?;
-    let pg_upmap = r.by_pg(4, |r| r.list(4, Reader::i32))?;
-    let pg_upmap_items = r.by_pg(4, |r| r.list(8, |r| Ok((r.i32()?, r.i32()?))))?;
+    let pg_upmap = r.by_pg(4, |r| r.few(4, Reader::i32))?;
+    let pg_upmap_items = r.by_pg(4, |r| r.few(8, |r| Ok((r.i32()?, r.i32()?))))?;
     r.i32()?; // how often the CRUSH map was changed
     if version >= 7 {
         for _ in ["removed", "purged"] {
@@ -350,4 +361,19 @@ fn read_release(mut r: Reader<'_>, version: u8) -> Result<u8> {
     r.pass_addresses()?;
     r.take(13)?; // when OSDs are full, in thirds; what clients are at least
     r.u8()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_of_a_group_are_no_longer_than_a_pool_is_wide() {
+        for (len, fits) in [(0, true), (255, true), (256, false), (100_000, false)] {
+            let mut bytes = u32::to_le_bytes(len).to_vec();
+            bytes.resize(4 + 4 * len as usize, 0);
+            let few = Reader { bytes: &bytes, at: 0 }.few(4, Reader::i32);
+            assert_eq!(few.is_ok(), fits, "{len}");
+        }
+    }
 }
