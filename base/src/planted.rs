@@ -826,6 +826,8 @@ pub enum Bug {
     RangeKeptOnRecall = 549,
     /// Who has some bytes of a file writes others of it, and the head takes that.
     RangeWriteUnjudged = 550,
+    /// Who syncs a file that others write as well waits for nothing that is in their logs.
+    SyncSharedAlone = 552,
     /// A head that does not know which bytes a client has believes that it has none.
     RangesUnreported = 551,
     /// A file of which one block changed differs in all that its changed runs hold.
@@ -2685,6 +2687,11 @@ impl Bug {
             Bug::RangeWriteUnjudged,
             "range-write-unjudged",
             "a program writes bytes of a file that are another's",
+        ),
+        (
+            Bug::SyncSharedAlone,
+            "sync-shared-alone",
+            "an fsync returns before every member has what others wrote to other bytes of the file",
         ),
         (
             Bug::RangesUnreported,

@@ -240,6 +240,8 @@ impl World {
                     _ => Message::LockHeir { client, heir },
                 }
             }
+            29 if token % 3 == 0 => Message::ReadUp { client, ino, token },
+            29 if token % 3 == 1 => Message::HasRead { client, ino, token },
             29 => Message::Kept { client, inodes: some(input) },
             30 => Message::Pinned { client, inodes: some(input), rights: some(input) },
             37 | 38 => {

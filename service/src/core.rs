@@ -41,6 +41,7 @@ mod parts;
 mod past;
 mod ranges;
 mod reach;
+mod read_up;
 mod recall;
 pub mod reconcile;
 mod requests;
@@ -512,6 +513,7 @@ impl Node {
                 let me = self.env.config.node;
                 self.message(me, message)?;
             } else if !self.step_recalls()?
+                && !self.step_readings()?
                 && !self.step_returns()?
                 && !self.step_sought()?
                 && !self.step_requests()?
@@ -610,7 +612,8 @@ impl Node {
 
     /// When `Tick` is due next, besides every 100 ms.
     pub fn deadline(&self) -> Option<Nanos> {
-        let recalls = self.agent.recalls.iter().map(|r| r.look_at);
+        let readings = self.agent.readings.iter().map(|r| r.look_at);
+        let recalls = self.agent.recalls.iter().map(|r| r.look_at).chain(readings);
         let hold = self.env.config.limits.hold;
         let dozing = self.agent.clients.values().filter_map(|c| c.dozing_since.map(|t| t + hold));
         let publish = self.publish_deadline();
@@ -793,6 +796,10 @@ impl Node {
             }
             Message::Recall { client, ino, token } if from_head => {
                 self.recall_wanted(client, ino, token);
+                Ok(())
+            }
+            Message::ReadUp { client, ino, token } if from_head => {
+                self.read_wanted(client, ino, token);
                 Ok(())
             }
             Message::Room { client, token, blocks } if from_head => {

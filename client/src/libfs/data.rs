@@ -1261,6 +1261,8 @@ impl<H: Host> LibFsOn<H> {
                 Some(true) => {}
                 // And on every member.
                 Some(false) => return Ok(()),
+                // Nobody gives its bytes back for that: what is in others' logs is read.
+                None if state.shares() && self.held(turn.session, &state, LeaseMode::Joint) => {}
                 None => {
                     self.hold(turn, inode.ino, &mut state, LeaseMode::Read, 0)?;
                     if state.vouches() || state.is_joint() && planted(Bug::SyncJointAlone) {

@@ -2,6 +2,7 @@
 //! each: on one node, and on several.
 
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use super::load::{figures, number};
 use super::steady::turns;
@@ -19,8 +20,13 @@ const BLOCK: usize = 64 << 10;
 /// Bytes of the file that they share.
 const SHARED: usize = 32 << 20;
 
-/// Writers of one file (`shared`), or of one each, by their nodes: what they write together in a second, in bytes.
-fn write(world: &World, nodes: &[u32], shared: bool, millis: &str) -> Result<f64> {
+/// After so long all have come to their way of going on: how wide what they are granted may be shows by what they take from each other.
+const SETTLED: Duration = Duration::from_millis(700);
+
+/// Writers of one file (`shared`), or of one each, by their nodes: what they write together in a second, in bytes, and how many leases were
+/// taken back for a thousand writes once they had settled.
+fn write(bench: &Bench<'_>, world: &World, nodes: &[u32], shared: bool) -> Result<[f64; 2]> {
+    let millis = if bench.quick { "1000" } else { "2000" };
     let start = |(n, node): (usize, &u32)| -> Result<Child> {
         let (name, load, many, size) = match shared {
             true => ("all".to_owned(), format!("stride-{n}"), WRITERS, SHARED),
@@ -33,12 +39,15 @@ fn write(world: &World, nodes: &[u32], shared: bool, millis: &str) -> Result<f64
         command.spawn().context("a writer")
     };
     let all: Vec<Child> = nodes.iter().enumerate().map(start).collect::<Result<_>>()?;
+    std::thread::sleep(SETTLED);
+    let (before, began) = (recalls(world, bench.replicas)?, Instant::now());
     let mut bytes = 0.0;
     for child in all {
         let got = said_by(child, "a writer")?;
         bytes += number(&got, "ops")? * number(&got, "bytes")? / number(&got, "seconds")?;
     }
-    Ok(bytes)
+    let writes = bytes * began.elapsed().as_secs_f64() / BLOCK as f64;
+    Ok([bytes, (recalls(world, bench.replicas)? - before) * 1e3 / writes])
 }
 
 /// Runs the bench.
@@ -46,7 +55,6 @@ pub fn shared_file_procs(bench: &Bench<'_>) -> Result<Measured> {
     let nodes: Vec<u32> = (1..=bench.replicas.min(3)).collect();
     let plan = Plan { leases: Leases::Ranges, ..World::plan(bench) };
     let world = World::start(bench, plan, &nodes)?;
-    let millis = if bench.quick { "300" } else { "1500" };
     // Inside the size of a file: what makes it longer is another matter.
     let own = (0..WRITERS).map(|n| (format!("own-{n}"), SHARED / WRITERS));
     for (name, size) in std::iter::once(("all".to_owned(), SHARED)).chain(own) {
@@ -57,13 +65,8 @@ pub fn shared_file_procs(bench: &Bench<'_>) -> Result<Measured> {
     let one = [1; WRITERS];
     let spread: Vec<u32> = (0..WRITERS).map(|n| nodes[n % nodes.len()]).collect();
     let ratio = |on: &[u32]| -> Result<[f64; 3]> {
-        let apart = write(&world, on, false, millis)?;
-        let before = recalls(&world, bench.replicas)?;
-        let shared = write(&world, on, true, millis)?;
-        // (Those of the first time, and of opening, are among them.)
-        let seconds = millis.parse::<f64>().unwrap_or(f64::NAN) / 1e3;
-        let writes = shared * seconds / BLOCK as f64;
-        let recalled = (recalls(&world, bench.replicas)? - before) * 1e3 / writes;
+        let [apart, _] = write(bench, &world, on, false)?;
+        let [shared, recalled] = write(bench, &world, on, true)?;
         Ok([shared / 1e6, shared / apart, recalled])
     };
     let [one_mb_s, one_ratio, one_recalls, spread_mb_s, spread_ratio, recalled] = turns(|| {

@@ -207,6 +207,8 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::Numbers { client, token, first: ino, count: 3 },
         Message::Recall { client, ino, token },
         Message::Recalled { client, ino, token },
+        Message::ReadUp { client, ino, token },
+        Message::HasRead { client, ino, token },
         Message::Unpin { client, inodes: inodes.clone() },
         Message::Kept { client, inodes: inodes.clone() },
         Message::Pinned { client, rights: inodes.clone(), inodes },

@@ -53,6 +53,8 @@ pub(super) struct Agent {
     pub rests: Rests,
     /// Leases that are being taken back.
     pub recalls: Vec<Recall>,
+    /// Logs that are being read for the head.
+    pub readings: Vec<super::read_up::Reading>,
     pub next_segment: u32,
     /// Who waits beside whom.
     pub waiting: Waiting,
@@ -86,6 +88,7 @@ impl Agent {
             users: Users::default(),
             requests: Vec::new(),
             recalls: Vec::new(),
+            readings: Vec::new(),
             rests: Rests::default(),
             next_segment: 0,
             waiting: Waiting::default(),
@@ -292,6 +295,7 @@ impl Node {
     /// Nothing is left of a dead client but what is to be published.
     pub(super) fn end_gone(&mut self, id: ClientId) -> Result<(), Failure> {
         self.agent.recalls.retain(|r| r.client != id);
+        self.agent.readings.retain(|r| !r.is_of(id));
         self.agent.locking.returns.retain(|r| r.client() != id);
         self.agent.ends += 1;
         if let Some(client) = self.agent.clients.get_mut(&id) {

@@ -42,6 +42,11 @@ pub(super) struct HeldGrant {
 }
 
 impl HeldGrant {
+    /// Nothing but that every member has that much.
+    pub(super) const fn reach(ino: InodeId, want: Want, until: StreamSeq) -> Self {
+        Self { ino, want, until, early: false, recall: false }
+    }
+
     /// Who gets which lease.
     pub(super) const fn what(&self) -> (ClientId, InodeId, LeaseMode) {
         (self.want.client, self.ino, self.want.mode)
@@ -80,6 +85,8 @@ pub(super) struct Head {
     pub fights: super::joint::Fights,
     pub sharing: ranges::Fights,
     pub held_grants: Vec<HeldGrant>,
+    /// Who waits until others' logs are read.
+    pub awaited: Vec<super::read_up::Awaited>,
     /// Recalls under way, by what they take back.
     pub recall_tokens: BTreeMap<(ClientId, InodeId), u64>,
     /// File locks, and who asked for some during the takeover.
@@ -150,6 +157,7 @@ impl Head {
             fights: super::joint::Fights::default(),
             sharing: ranges::Fights::default(),
             held_grants: Vec::new(),
+            awaited: Vec::new(),
             recall_tokens: BTreeMap::new(),
             locks: LockTable::default(),
             early_locks: Vec::new(),
@@ -244,6 +252,7 @@ impl Node {
             message,
             Message::Entries { .. }
                 | Message::Recalled { .. }
+                | Message::HasRead { .. }
                 | Message::ClientGone { .. }
                 | Message::Unpin { .. }
         ) || matches!(message, Message::Released { .. })
@@ -275,6 +284,7 @@ impl Node {
                 let known = Known { identity, incarnation, rights, ..Known::default() };
                 self.client_up(client, known, settled, &leases, &pins)?;
                 self.ask_soles_again(client);
+                self.ask_to_read_again(client);
                 self.open_room(client, room, settled)
             }
             Message::RoomBack { client, token, blocks } => {
@@ -322,6 +332,10 @@ impl Node {
                 let mut actions = Vec::new();
                 head.leases.released(client, ino, &mut actions);
                 self.act(actions)
+            }
+            Message::HasRead { client, ino, token } => {
+                self.has_read(client, ino, token);
+                Ok(())
             }
             want @ Message::LockWant { .. } => self.lock_wanted(from, want),
             Message::LockHeld { client, first, locks } => {
@@ -415,8 +429,7 @@ impl Node {
             return Ok(());
         }
         if flags & WANT_REACH != 0 {
-            self.reach_wanted(client, ino, token);
-            return Ok(());
+            return self.reach_wanted(client, ino, token);
         }
         // Whether the inode is there, and for whom, may lie in a log that is not fetched yet: it is judged
         // when nobody else writes.
@@ -492,15 +505,6 @@ impl Node {
                 head.fights.ask(dir, client, false, &self.env.config.limits, self.env.now);
             }
         }
-    }
-
-    /// A client that has a directory jointly asks how far its state must reach that what it is about to say of its names is so.
-    fn reach_wanted(&mut self, client: ClientId, ino: InodeId, token: u64) {
-        let until = self.changed_by_others(ino, client);
-        let Some(head) = self.part.head_mut() else { return };
-        let want = Want::all(client, token, LeaseMode::None);
-        head.held_grants.push(HeldGrant { ino, want, until, early: false, recall: false });
-        self.release_grants();
     }
 
     fn deny(&mut self, ino: InodeId, want: Want, errno: base::Errno) -> Result<(), Failure> {
@@ -589,6 +593,7 @@ impl Node {
                 self.recall_granted(client, ino);
             }
         }
+        self.have_been_read();
         self.release_grants();
         Ok(())
     }

@@ -154,6 +154,13 @@ impl LeaseTable {
         holder.is_some_and(|h| h.mode == LeaseMode::Joint && h.bytes.has_all(span))
     }
 
+    /// Who else has a joint lease of an inode.
+    pub fn sharers(&self, client: ClientId, ino: InodeId) -> Vec<ClientId> {
+        let joint = |(c, h): &(&ClientId, &Holder)| **c != client && h.mode == LeaseMode::Joint;
+        let holders = self.entries.get(&ino).into_iter().flat_map(|e| &e.holders);
+        holders.filter(joint).map(|(c, _)| *c).collect()
+    }
+
     /// What is in the way of `client`, who would have these bytes of a regular file.
     pub(super) fn way(&self, client: ClientId, ino: InodeId, span: Span) -> Way {
         let Some(entry) = self.entries.get(&ino) else { return Way::Free };

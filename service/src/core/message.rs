@@ -285,6 +285,10 @@ messages! {
     52 HEIR_ANSWER "agent -> head" HeirAnswer { heir: ClientId, token: u64 };
     /// All have answered. `given`: somebody has left something to it.
     53 HEIR_FOUND "head -> agent" HeirFound { client: ClientId, token: u64, given: bool };
+    /// What this client has done by now is to be read of its log: somebody syncs a file that it uses beside others.
+    54 READ_UP "head -> agent" ReadUp { client: ClientId, ino: InodeId, token: u64 };
+    /// It is read, and was sent before.
+    55 HAS_READ "agent -> head" HasRead { client: ClientId, ino: InodeId, token: u64 };
     /// This process needs a snapshot, and its volume has held something: content may be offered (`core::offer`). `SnapshotWant` follows, for a head that does not know this.
     42 SNAPSHOT_HAD "syncing -> head" SnapshotHad { incarnation: u64 };
     /// This process needs a snapshot. Its volume has what the stream says up to `published`, and maybe some of what follows, up to `last`, of the stream as the head of that epoch had it (`core::history`). `had` as with `SnapshotHad`, which follows, for a head that does not know this.
@@ -332,6 +336,7 @@ impl Message {
             | Self::LeaseWant { client, .. }
             | Self::NumbersWant { client, .. }
             | Self::Recalled { client, .. }
+            | Self::HasRead { client, .. }
             | Self::Unpin { client, .. }
             | Self::Kept { client, .. }
             | Self::Pinned { client, .. }

@@ -29,6 +29,9 @@ struct Fight {
     times: u32,
     since: Nanos,
     granule: u64,
+    /// So many more may find bytes taken that they ask for before the granule is too large: what was given before it became smaller
+    /// comes back so.
+    left: usize,
     /// It is used jointly until then, also where nobody has some of it at the moment (somebody has looked at all of it) ...
     until: Nanos,
     /// ... or longer, if somebody else than this one gets some before.
@@ -87,6 +90,7 @@ impl Fights {
             times: 0,
             since: now,
             granule: GRANULE,
+            left: 0,
             until: 0,
             last: client,
             asked: VecDeque::new(),
@@ -109,7 +113,11 @@ impl Fights {
         match way {
             Way::Beside => {}
             Way::Whole | Way::Free if fight.until > now => {}
-            Way::Taken => fight.granule = (fight.granule / 2).max(BLOCK_BYTES),
+            Way::Taken if fight.left > 0 => fight.left -= 1,
+            Way::Taken => {
+                fight.granule = (fight.granule / 2).max(BLOCK_BYTES);
+                fight.left = fight.asked.len();
+            }
             Way::Free => return None,
             Way::Whole => {
                 fight.times += 1;
@@ -172,10 +180,11 @@ mod tests {
         let (_, _) = (ask(1, 0, Way::Whole), ask(2, 1, Way::Whole));
         let mut width = ask(1, 2, Way::Whole).map(|most| most.to - most.from);
         for n in 3.. {
-            let next = ask(n % 2, n, Way::Taken).map(|most| most.to - most.from);
-            assert_eq!(next, width.map(|width| (width / 2).max(BLOCK)), "block {n}");
-            if next == width {
-                assert_eq!(width, Some(BLOCK));
+            // (What both had got before comes back first.)
+            let next = ask(1 + n % 2, n, Way::Taken).map(|most| most.to - most.from);
+            let smaller = width.map(|width| (width / 2).max(BLOCK));
+            assert_eq!(next, if n % 3 == 0 { smaller } else { width }, "block {n}");
+            if next == Some(BLOCK) {
                 break;
             }
             width = next;

@@ -15,12 +15,12 @@ const TOGETHER_MAX: Nanos = 50_000_000;
 /// Who has used a lease and does nothing for so long has done what it asked for it for.
 pub(super) const QUIET: Nanos = 20_000;
 /// Between two looks at an operation under way.
-const LOOK: Nanos = 50_000;
+pub(super) const LOOK: Nanos = 50_000;
 /// Stores that their thread has done are where others see them after this time; nanoseconds in truth.
-const ARRIVAL: Nanos = 1_000_000;
+pub(super) const ARRIVAL: Nanos = 1_000_000;
 
 /// Why a client is expelled: it is stopped...
-const STOPPED: &str = "it was stopped inside an operation";
+pub(super) const STOPPED: &str = "it was stopped inside an operation";
 /// ... or a mount does not let go.
 const KEPT: &str = "its kernel keeps what it may keep no more";
 /// A lease on its way back.
@@ -90,6 +90,8 @@ impl Node {
     /// answers. A lease that was taken back counts as held (`client_ups` says so) until everything
     /// that was done under it is with the head again.
     pub(super) fn renew_recalls(&mut self) {
+        // (What the head wants read it asks for again.)
+        self.agent.readings.clear();
         let before = std::mem::take(&mut self.agent.recalls);
         for client in self.agent.clients.values() {
             for (ino, _) in client.returned() {

@@ -531,6 +531,7 @@ impl Node {
         }
         self.agent.requests.clear();
         self.agent.recalls.clear();
+        self.agent.readings.clear();
         self.agent.locking.drop_all();
         self.agent.taken_up = false;
         Ok(())

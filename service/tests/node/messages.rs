@@ -59,7 +59,9 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
         29 => {
             let (heir, secret) =
                 (ClientId(odd(random)), u128::from(token) << 64 | u128::from(ino.0));
-            match random.below(6) {
+            match random.below(8) {
+                6 => Message::ReadUp { client, ino, token },
+                7 => Message::HasRead { client, ino, token },
                 0 => Message::HeirSeek { client, token, secret },
                 1 => Message::HeirSought { heir, token, user: token as u32, secret },
                 2 => Message::HeirAnswer { heir, token },

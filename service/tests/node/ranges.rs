@@ -1,12 +1,13 @@
 //! Regular files of which several clients write other bytes at once (`storage::format::control`, "Ranges").
 
 use base::random::Random;
-use base::{Errno, InodeId};
+use base::{Errno, InodeId, NodeId};
+use service::core::Event;
 use service::core::limits::Limits;
 use storage::format::Reader;
 use storage::format::control::{self, LeaseMode};
 use storage::format::entry::Op;
-use storage::format::rpc::{InodeReply, Request, Span};
+use storage::format::rpc::{InodeReply, Request, Span, WANT_REACH};
 
 use crate::rig::{Hand, Rig, config_with};
 
@@ -185,6 +186,72 @@ fn who_wants_anothers_bytes_sees_what_was_written() {
     }
 }
 
+/// Who syncs the file waits until every member has what the others wrote, which nobody has read of their logs; and takes nothing from them.
+#[test]
+fn who_syncs_waits_for_what_others_wrote() {
+    for nodes in [[0, 0], [0, 1], [1, 0], [1, 2]] {
+        let mut rig = rig(3, 6);
+        let (mut hands, ino, spans) = pair(&mut rig, nodes);
+        rig.settle();
+        let recalls = rig.nodes[0].counters().recalls;
+        // (Nobody rings: it lies in the log until somebody looks.)
+        let op =
+            Op::Write { ino, offset: spans[1].from, data: b"by the other", clear_setid: false };
+        hands[1].append_at(&op, 5_000_000_000);
+        let reach = Request::Inode { ino, mode: LeaseMode::None, flags: WANT_REACH };
+        hands[0].post(0, &reach, 0);
+        rig.event(hands[0].n, Event::Doorbell(hands[0].client));
+        for _ in 0..25 {
+            rig.deliver_all();
+            if hands[0].has_reply(0) {
+                break;
+            }
+            rig.pass(60_000);
+        }
+        assert!(hands[0].has_reply(0), "{nodes:?}");
+        let record = rig.nodes[0].volume().attr(ino).expect("sound").expect("there");
+        assert_eq!(record.mtime.sec, 5, "{nodes:?}: the head knows of it when that is answered");
+        rig.settle();
+        let at = spans[1].from as usize;
+        for node in 0..3 {
+            assert_eq!(
+                &content(&rig, node, ino)[at..at + 12],
+                b"by the other",
+                "{nodes:?}, {node}"
+            );
+        }
+        assert_eq!(rig.nodes[0].counters().recalls, recalls, "{nodes:?}");
+        rig.check();
+    }
+}
+
+/// The other ends, or its link breaks, or the head does, while it is waited for.
+#[test]
+fn who_syncs_waits_for_nobody_who_is_gone() {
+    for what in 0..4 {
+        let mut rig = rig(3, 6);
+        let (mut hands, ino, spans) = pair(&mut rig, [1, 2]);
+        rig.settle();
+        write(&mut hands[1], ino, spans[1].from, b"by the other");
+        let reach = Request::Inode { ino, mode: LeaseMode::None, flags: WANT_REACH };
+        hands[0].post(0, &reach, 0);
+        rig.event(hands[0].n, Event::Doorbell(hands[0].client));
+        match what {
+            0 => rig.event(2, Event::ClientGone(hands[1].client)),
+            1 => rig.renew(NodeId(1), NodeId(3)),
+            2 => rig.renew(NodeId(1), NodeId(2)),
+            _ => rig.cut_to(2, &[2, 3]),
+        }
+        for _ in 0..20 {
+            rig.settle();
+        }
+        assert!(hands[0].reply(0).is_some(), "case {what}");
+        let at = spans[1].from as usize;
+        assert_eq!(&content(&rig, 1, ino)[at..at + 12], b"by the other", "case {what}");
+        rig.check();
+    }
+}
+
 /// A head that takes over does not know who has which bytes: it believes those who have some, and gives nobody any before they are back.
 #[test]
 fn a_new_head_believes_those_who_have_some() {
@@ -271,7 +338,8 @@ fn of_how_many_spans_is_bounded() {
 #[ignore = "alone: the variant is one for the whole process"]
 fn rules_that_are_taken_out_are_missed() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 5] = [
+    let tests: [(Bug, fn()); 6] = [
+        (Bug::SyncSharedAlone, who_syncs_waits_for_what_others_wrote),
         (Bug::RangeUnjudged, who_wants_anothers_bytes_sees_what_was_written),
         (Bug::RangeTimesByOrder, the_times_are_those_of_the_latest),
         (Bug::RangeGrantStale, who_wants_anothers_bytes_sees_what_was_written),

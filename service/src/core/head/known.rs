@@ -132,6 +132,7 @@ impl Node {
         head.leases.gone(client, &mut actions);
         head.held_grants.retain(|g| g.want.client != client);
         head.seeking.retain(|seeking| !seeking.is_for(client));
+        head.awaited.retain(|awaited| !awaited.is_for(client));
         self.keep_lost(client, &known.pins);
         self.forget_locks(client)?;
         self.reap_unpinned(known.pins.iter().copied().collect())?;
