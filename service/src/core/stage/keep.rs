@@ -109,16 +109,17 @@ impl Node {
         let body = checked.into_chunk(&header, self.view.epoch, all_acked);
         let Some(kept) = self.keep(&header, &body, reserved)? else { return Ok(false) };
         self.note_chunk(&header);
+        self.member.recent.keep(header, &body, self.env.config.limits.recent_bytes);
+        if let Some(next) = self.successor() {
+            // Before the head is told: that hears of it soon enough, and those behind wait for nothing else.
+            self.env.send_chunk(next, body);
+        }
         if kept {
             self.note_kept(&header)?;
             self.acknowledge();
         } else if planted(Bug::KeptEarly) {
             let seq = self.ring.last();
             self.to_head(Message::ChunkAck { seq });
-        }
-        self.member.recent.keep(header, &body, self.env.config.limits.recent_bytes);
-        if let Some(next) = self.successor() {
-            self.env.send_chunk(next, body);
         }
         Ok(true)
     }
