@@ -16,6 +16,9 @@ BLOCK = 4096
 path, truth, number, count, seconds, seed = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:7])
 mode = sys.argv[7] if len(sys.argv) > 7 else "all"
 
+with open(f"{truth}.{number}", "w") as said:
+    said.write(f"{os.getpid()} ")
+
 draw = random.Random(seed * 1000 + number)
 book = os.open(truth, os.O_RDWR)
 size = os.fstat(book).st_size

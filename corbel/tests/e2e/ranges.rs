@@ -5,7 +5,9 @@ use std::fs;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-use super::harness::{Cluster, may_mount, text};
+use rustix::process::{Pid, Signal};
+
+use super::harness::{Cluster, may_mount, signal, text, wait_for};
 
 const SCRIPT: &str = include_str!("ranges.py");
 const BLOCK: usize = 4096;
@@ -29,15 +31,24 @@ fn share(cluster: &Cluster, nodes: &[usize], mode: &str, kill: bool) {
         command.args(numbers.map(|n| n.to_string())).arg(mode);
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("it starts")
     };
-    let mut all: Vec<Child> = nodes.iter().enumerate().map(start).collect();
+    let all: Vec<Child> = nodes.iter().enumerate().map(start).collect();
     if kill {
+        let said = cluster.path(&format!("{name}.truth.{}", nodes.len() - 1));
+        let pid = wait_for("a process that says who it is", Duration::from_secs(60), || {
+            let text = fs::read_to_string(&said).ok().filter(|text| text.ends_with(' '))?;
+            Pid::from_raw(text.trim().parse().ok()?)
+        });
         std::thread::sleep(Duration::from_secs(2));
-        all.last_mut().unwrap().kill().unwrap();
+        signal(pid, Signal::KILL);
     }
     for (n, child) in all.into_iter().enumerate() {
         let output = child.wait_with_output().unwrap();
-        eprintln!("process {n}: {}", text(&output));
-        assert!(output.status.success() || kill && n + 1 == nodes.len(), "process {n}");
+        let killed = kill && n + 1 == nodes.len();
+        if killed {
+            assert!(!output.status.success(), "it was killed");
+        } else {
+            eprintln!("process {n}: {}", text(&output));
+        }
     }
     let counts = fs::read(&truth).unwrap();
     let counts: Vec<u64> =
