@@ -32,6 +32,9 @@ pub struct Limits {
     /// What is no longer than this is done by the thread that decides: to hand it to another and hear of its end takes as long.
     /// `usize::MAX`: it does everything.
     pub inline_bytes: usize,
+    /// The same of what is put into the ring, where a fence of that takes longer than a hop to another thread (a disk): what is sent, and what
+    /// others say, does not wait for it then.
+    pub keep_inline: usize,
     /// Chunks of different clients that follow within so long (nanoseconds) are beside each other ([`Limits::inline`]).
     pub crowd: u64,
     /// Bytes of chunks that one piece of work puts into the ring, or of what is published that it copies.
@@ -138,6 +141,7 @@ impl Limits {
         discard_min: 256 * 1024,
         discard_max: 2 << 20,
         inline_bytes: 128 * 1024,
+        keep_inline: usize::MAX,
         crowd: 1_000_000,
         piece_bytes: 4 << 20,
         keepers: 4,

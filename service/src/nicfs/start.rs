@@ -53,6 +53,10 @@ fn node_config(
     Ok(NodeConfig {
         limits: Limits {
             inline_bytes: inline_bytes(config),
+            keep_inline: match (config.durability, config.pipeline) {
+                (Durability::Disk, Pipeline::Pipelined) => 0,
+                _ => usize::MAX,
+            },
             hold: match config.pipeline {
                 Pipeline::Host => Pipeline::ASSISE_HOLD,
                 _ => config.hold,

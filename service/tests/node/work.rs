@@ -66,6 +66,27 @@ fn what_is_short_is_done_at_once() {
     assert!(rig.pieces.is_empty() && hand.word(control::REPLICATED) >= seq);
 }
 
+/// Where a fence takes long: all members have it, and each works on it, before anybody has ended; then it is acknowledged.
+#[test]
+fn what_is_short_waits_for_no_disk_before_it_is_sent() {
+    for nodes in [2, 3] {
+        let limits = Limits { keep_inline: 0, ..Limits::SHIPPED };
+        let (mut rig, mut hand, ino) = chain_with(nodes, 1, limits);
+        let seq = write(&mut rig, &mut hand, ino, 0, 100, 1);
+        rig.deliver_all();
+        let keeps = |n: usize, rig: &Rig| {
+            rig.pieces.iter().any(|(at, piece)| *at == n && piece.kind() == Kind::Keep)
+        };
+        assert!((0..nodes as usize).all(|n| keeps(n, &rig)), "{nodes} nodes");
+        assert!(hand.word(control::REPLICATED) < seq);
+        rig.holds_work = false;
+        while rig.end_work(0) {}
+        rig.deliver_all();
+        assert!(hand.word(control::REPLICATED) >= seq, "{nodes} nodes");
+        rig.check();
+    }
+}
+
 /// Beside others a quarter of what is long else is long enough, for as long as there are others.
 #[test]
 fn what_is_short_beside_others_is_worked_upon() {

@@ -145,7 +145,7 @@ impl Node {
         let beside = |(other, at): (ClientId, Nanos)| {
             other != client && now.saturating_sub(at) <= limits.crowd
         };
-        let inline = limits.inline(before.is_some_and(beside));
+        let inline = limits.inline(before.is_some_and(beside)).min(limits.keep_inline);
         // A short one that follows what is under way goes behind it.
         let long = bytes > inline || self.ring.is_behind();
         if !chained || !long || bytes > limits.behind_bytes {
