@@ -462,6 +462,12 @@ impl Inner {
         }
     }
 
+    /// One hangs, which is as bad as three failures; but from then on as one.
+    fn hangs(&self, member: &Member) {
+        let failures = member.failures.load(Ordering::Relaxed);
+        self.put_aside(member, FAILURES.saturating_sub(failures).max(1));
+    }
+
     /// One has failed so many times more.
     fn put_aside(&self, member: &Member, times: u64) {
         let failures = member.failures.fetch_add(times, Ordering::Relaxed) + times;

@@ -37,6 +37,8 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (532..535, "block/tests/paced.rs"),
     (535..536, "block/tests/layer.rs"),
     (536..538, "block/tests/pool.rs"),
+    (538..539, "block/tests/paced.rs"),
+    (539..541, "block/tests/pool.rs"),
     (90..91, "service/tests/node/grants.rs"),
     (91..93, "service/tests/node/joins.rs"),
     (125..126, "service/tests/node/joins.rs"),
