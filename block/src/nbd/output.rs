@@ -2,7 +2,7 @@
 //! socket takes no more, a thread of the connection's own goes on, so that a client which does not read holds up
 //! nobody but itself.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -46,6 +46,8 @@ pub(super) struct Output {
 thread_local! {
     /// The output for which this thread collects replies.
     static CORKED: Cell<usize> = const { Cell::new(0) };
+    /// Those, each with the bytes of payload of its request.
+    static COLLECTED: RefCell<Vec<(Reply, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Output {
@@ -96,28 +98,38 @@ impl Output {
 
     /// A request is done: its reply goes out.
     pub fn finish(self: &Arc<Self>, reply: Reply, bytes: usize) {
+        if CORKED.get() == Arc::as_ptr(self).addr() {
+            COLLECTED.with_borrow_mut(|collected| collected.push((reply, bytes)));
+        } else {
+            self.take(std::iter::once((reply, bytes)));
+        }
+    }
+
+    /// Runs `work`; replies that this thread finishes meanwhile go out together at its end, also where another thread sends meanwhile: who is
+    /// told of one request after the other asks for one after the other, and each has a flush of its own.
+    pub fn corked(self: &Arc<Self>, work: impl FnOnce()) {
+        let before = CORKED.replace(Arc::as_ptr(self).addr());
+        let outer = COLLECTED.take();
+        work();
+        CORKED.set(before);
+        self.take(COLLECTED.replace(outer).into_iter());
+    }
+
+    fn take(self: &Arc<Self>, replies: impl Iterator<Item = (Reply, usize)>) {
         {
             let mut state = self.lock();
-            state.requests -= 1;
-            state.bytes -= bytes;
-            if !state.failed {
-                state.queue.push_back(reply.head);
-                if !reply.data.is_empty() {
-                    state.queue.push_back(reply.data);
+            for (reply, bytes) in replies {
+                state.requests -= 1;
+                state.bytes -= bytes;
+                if !state.failed {
+                    state.queue.push_back(reply.head);
+                    if !reply.data.is_empty() {
+                        state.queue.push_back(reply.data);
+                    }
                 }
             }
         }
         self.changed.notify_all();
-        if CORKED.get() != Arc::as_ptr(self).addr() {
-            self.kick();
-        }
-    }
-
-    /// Runs `work`; replies that this thread finishes meanwhile go out together at its end.
-    pub fn corked(self: &Arc<Self>, work: impl FnOnce()) {
-        let before = CORKED.replace(Arc::as_ptr(self).addr());
-        work();
-        CORKED.set(before);
         self.kick();
     }
 
