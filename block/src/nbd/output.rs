@@ -256,3 +256,38 @@ impl Output {
         self.changed.notify_all();
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// What a thread finishes of one batch goes out at its end, and not before that because another thread sends.
+    #[test]
+    fn a_batch_is_answered_at_once() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let wire = Arc::new(Wire::new(ours.into()).unwrap());
+        let flight = Flight { requests: 8, bytes: 1 << 20 };
+        let output = Output::new(wire, flight, Duration::from_secs(1));
+        let reply = |byte| Reply { head: vec![byte; 16], data: vec![byte; 3] };
+        let mut came = [0; 200];
+        assert!((0..4).all(|_| output.admit(3)));
+        output.corked(|| {
+            output.finish(reply(1), 3);
+            // One that somebody else has finished.
+            std::thread::scope(|scope| scope.spawn(|| output.finish(reply(2), 3)).join().unwrap());
+            assert_eq!(theirs.read(&mut came).unwrap(), 19);
+            assert_eq!(came[..19], [2; 19]);
+            output.finish(reply(3), 3);
+            output.finish(reply(4), 3);
+        });
+        assert_eq!(theirs.read(&mut came).unwrap(), 57);
+        assert_eq!(came[..57], [[1; 19], [3; 19], [4; 19]].concat());
+        output.settle();
+        let state = output.lock();
+        assert_eq!((state.requests, state.bytes), (0, 0));
+    }
+}
