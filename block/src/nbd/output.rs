@@ -31,6 +31,8 @@ struct State {
     over: bool,
     requests: usize,
     bytes: usize,
+    /// Threads that wait for a change. Mostly there is none, and to wake it would be a system call for each reply.
+    waiting: usize,
 }
 
 /// The way out of a connection.
@@ -60,8 +62,20 @@ impl Output {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    fn wait<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.waiting += 1;
+        let mut state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        state.waiting -= 1;
+        state
+    }
+
+    /// Lets go of what was changed, and wakes who waits for that.
+    fn tell(&self, state: MutexGuard<'_, State>) {
+        let anybody = state.waiting > 0;
+        drop(state);
+        if anybody {
+            self.changed.notify_all();
+        }
     }
 
     /// Counts a request of that many bytes; waits while there are too many. False: the connection is broken.
@@ -116,20 +130,18 @@ impl Output {
     }
 
     fn take(self: &Arc<Self>, replies: impl Iterator<Item = (Reply, usize)>) {
-        {
-            let mut state = self.lock();
-            for (reply, bytes) in replies {
-                state.requests -= 1;
-                state.bytes -= bytes;
-                if !state.failed {
-                    state.queue.push_back(reply.head);
-                    if !reply.data.is_empty() {
-                        state.queue.push_back(reply.data);
-                    }
+        let mut state = self.lock();
+        for (reply, bytes) in replies {
+            state.requests -= 1;
+            state.bytes -= bytes;
+            if !state.failed {
+                state.queue.push_back(reply.head);
+                if !reply.data.is_empty() {
+                    state.queue.push_back(reply.data);
                 }
             }
         }
-        self.changed.notify_all();
+        self.tell(state);
         self.kick();
     }
 
@@ -192,8 +204,7 @@ impl Output {
             }
             state.started = true;
         }
-        drop(state);
-        self.changed.notify_all();
+        self.tell(state);
     }
 
     /// The sending thread.
@@ -236,24 +247,24 @@ impl Output {
         state.failed = true;
         state.stuck = false;
         state.queue.clear();
-        drop(state);
         self.wire.shut();
-        self.changed.notify_all();
+        self.tell(state);
     }
 
     /// Waits until every request is answered and gone out.
     pub fn settle(&self) {
         let mut state = self.lock();
         while state.requests > 0 || (!state.failed && (state.sending || !state.queue.is_empty())) {
+            state.waiting += 1;
             let (next, _) = self
                 .changed
                 .wait_timeout(state, Duration::from_millis(20))
                 .unwrap_or_else(PoisonError::into_inner);
             state = next;
+            state.waiting -= 1;
         }
         state.over = true;
-        drop(state);
-        self.changed.notify_all();
+        self.tell(state);
     }
 }
 
