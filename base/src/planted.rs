@@ -830,6 +830,12 @@ pub enum Bug {
     SyncSharedAlone = 552,
     /// A head that does not know which bytes a client has believes that it has none.
     RangesUnreported = 551,
+    /// What stores have answered while somebody did something else came too late.
+    AnswersUnread = 538,
+    /// A repair makes whole what its own process gave up, and what is on its way out.
+    UndoneRepaired = 539,
+    /// A repair beside another writer removes what lies below what that may take back yet.
+    SweptBeside = 540,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2723,6 +2729,17 @@ impl Bug {
             Bug::DirtyUnbounded,
             "dirty-unbounded",
             "a flush of a slow block device waits for a whole cache of dirty pages",
+        ),
+        (Bug::AnswersUnread, "answers-unread", "what is durable in a pool is taken for late"),
+        (
+            Bug::UndoneRepaired,
+            "undone-repaired",
+            "a repair of a pool builds upon what is removed behind it",
+        ),
+        (
+            Bug::SweptBeside,
+            "swept-beside",
+            "a repair of a pool removes what its writer goes back to when a write has failed",
         ),
         (
             Bug::UnknownForGood,

@@ -537,6 +537,79 @@ fn a_flush_waits_for_what_was_dirty_when_it_came() {
     }
 }
 
+/// However much is to be read ahead, the device is asked for it in pieces of a length that it is asked for anyway, without a gap.
+#[test]
+fn much_is_read_ahead_in_pieces() {
+    const READ: u64 = 32 << 20;
+    let usual = Config { coalesce: false, ..Config::default() };
+    let config = Config { cache_bytes: 1 << 40, read_ahead: 5 << 30, ..usual };
+    let mut layer = Layer::new(config, 1 << 40);
+    let (mut asked, mut ahead): (Vec<Range<u64>>, u64) = (Vec::new(), 0);
+    // Nothing is answered, so that nothing has to be kept.
+    for i in 0..300 {
+        let mut out = Vec::new();
+        layer.request(i, i, Op::Read { offset: i * READ, len: READ as u32 }, &mut out);
+        for effect in out {
+            let Effect::Submit(_, Op::Read { offset, len }) = effect else { panic!("{effect:?}") };
+            let most = if offset < 2 * READ { READ } else { config.merge_max };
+            assert!(len > 0 && u64::from(len) <= most, "{len} bytes at {offset}");
+            asked.push(offset..offset + u64::from(len));
+            ahead = ahead.max(offset.saturating_sub(i * READ));
+        }
+    }
+    assert!(asked.is_sorted_by(|a, b| a.end == b.start), "a gap, or something twice");
+    assert!(ahead > 4 << 30, "{ahead} bytes are read ahead");
+}
+
+/// Pages of which every second sector or so is dirty make more requests than there are pages: no more of them are in flight than there may be.
+#[test]
+fn no_more_is_written_back_at_a_time_than_its_depth() {
+    for (coalesce, depth, sectors) in
+        [(true, 3, [0, 7].as_slice()), (false, 3, &[0, 2, 4, 6]), (true, 1, &[0, 2, 7])]
+    {
+        let config = Config { write_back: true, coalesce, depth, ..Config::default() };
+        let mut layer = Layer::new(config, 1 << 30);
+        let (mut below, mut out) = (std::collections::VecDeque::new(), Vec::new());
+        let mut next = 0;
+        let mut written = 0;
+        let mut flushed = false;
+        let pages = 300;
+        for step in 0..=pages {
+            for sector in if step == pages { &[][..] } else { sectors } {
+                next += 1;
+                let (offset, data) = (step * 4096 + sector * SECTOR, vec![1; SECTOR as usize]);
+                layer.request(0, next, Op::Write { offset, data, fua: false }, &mut out);
+            }
+            if step == pages {
+                layer.request(0, 1 << 60, Op::Flush, &mut out);
+            }
+            loop {
+                for effect in out.drain(..) {
+                    match effect {
+                        Effect::Submit(number, op) => below.push_back((number, op)),
+                        Effect::Complete(request, outcome) => {
+                            outcome.unwrap();
+                            flushed |= request == 1 << 60;
+                        }
+                    }
+                }
+                assert!(below.len() <= depth, "{} write-backs in flight", below.len());
+                // Nothing is answered before all is there.
+                if step < pages {
+                    break;
+                }
+                let Some((number, op)) = below.pop_front() else { break };
+                if let Op::Write { data, .. } = &op {
+                    written += data.len() as u64 / SECTOR;
+                }
+                layer.answered(0, number, Ok(Answer::Done), &mut out);
+            }
+        }
+        assert!(flushed && layer.is_settled());
+        assert_eq!(written, pages * sectors.len() as u64);
+    }
+}
+
 /// Runs a history; the seed is told if it fails.
 fn try_history(seed: u64) -> Result<(), String> {
     told(seed, history)

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use base::Errno;
 use base::random::Random;
-use block::device::{Blocking, Device, Memory, ReadOnly};
+use block::device::{Blocking, Device, Disk, Extent, Memory, Prompt, ReadOnly, Traits};
 use block::nbd::client::Client;
 use block::nbd::connection::{Bounds, Common};
 use block::nbd::handshake::TlsPolicy;
@@ -79,6 +79,82 @@ fn many_in_flight_on_two_connections() {
         let all = other.call((command::READ, 0), 0, 1 << 20, b"").unwrap().result.unwrap();
         assert!(all == model, "round {round}");
     }
+}
+
+/// A disk whose flush takes until it is told.
+struct Flushes(Memory, std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
+
+impl Disk for Flushes {
+    fn traits(&self) -> Traits {
+        self.0.traits()
+    }
+
+    fn size(&self) -> u64 {
+        self.0.size()
+    }
+
+    fn prompt(&self) -> Prompt {
+        Prompt::UnlessDurable
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> Result<(), Errno> {
+        self.0.read(offset, buf)
+    }
+
+    fn write(&self, offset: u64, data: &[u8]) -> Result<(), Errno> {
+        self.0.write(offset, data)
+    }
+
+    fn flush(&self) -> Result<(), Errno> {
+        self.1.lock().unwrap().recv().map_err(|_| Errno::IO)
+    }
+
+    fn trim(&self, offset: u64, len: u64) -> Result<(), Errno> {
+        self.0.trim(offset, len)
+    }
+
+    fn zero(&self, offset: u64, len: u64, no_hole: bool) -> Result<(), Errno> {
+        self.0.zero(offset, len, no_hole)
+    }
+
+    fn extents(&self, offset: u64, len: u64) -> Result<Vec<Extent>, Errno> {
+        self.0.extents(offset, len)
+    }
+}
+
+/// Requests that come together with a flush, before it or behind it, and ask for nothing durable do not wait for it; those that do share it.
+#[test]
+fn what_is_quick_does_not_wait_for_a_flush() {
+    let scratch = Scratch::new("quick");
+    let (over, flushes) = std::sync::mpsc::channel();
+    let disk = Flushes(Memory::new(SIZE), std::sync::Mutex::new(flushes));
+    let server = serve(&scratch, Arc::new(Blocking(disk)));
+    let mut client = Client::open(&server.addresses()[0], "disk").unwrap();
+    let mut out = Vec::new();
+    let data = [7; 512];
+    let durable = [
+        client.put(&mut out, (command::WRITE, flag::FUA), 0, 512, &data),
+        client.put(&mut out, (command::FLUSH, 0), 0, 0, b""),
+    ];
+    let quick = [
+        client.put(&mut out, (command::WRITE, 0), 512, 512, &data),
+        client.put(&mut out, (command::READ, 0), 4096, 512, b""),
+    ];
+    client.send(&out).unwrap();
+    let mut told = |expected: [u64; 2]| {
+        let mut came: Vec<u64> = (0..2)
+            .map(|_| {
+                let reply = client.reply().unwrap();
+                reply.result.unwrap();
+                reply.cookie
+            })
+            .collect();
+        came.sort_unstable();
+        assert_eq!(came, expected);
+    };
+    told(quick);
+    over.send(()).unwrap();
+    told(durable);
 }
 
 #[test]

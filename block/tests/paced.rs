@@ -453,13 +453,27 @@ fn objects_of_a_request_are_under_way_together() {
     }
 }
 
+/// Who is told how far a repair is may take his time: what stores have answered meanwhile came in time.
+#[test]
+fn a_repair_waits_for_who_is_told_of_it() {
+    let lab = Lab::new("rs:4,2", MS);
+    lab.lose(1);
+    let report = repair::run(&lab.open(), REPAIR, |_, _, _| {
+        let until = lab.stage.now() + 11 * S;
+        while lab.stage.advance(until) {}
+        true
+    });
+    assert_eq!(report.unwrap().rebuilt, OBJECTS);
+}
+
 /// Each broken variant is missed by one of the tests above.
 #[cfg(feature = "planted")]
 #[test]
 #[ignore = "alone: the variant is one for the whole process"]
 fn broken_variants_are_found() {
     use base::planted::{Bug, missed};
-    let tests: [(Bug, fn()); 3] = [
+    let tests: [(Bug, fn()); 4] = [
+        (Bug::AnswersUnread, a_repair_waits_for_who_is_told_of_it),
         (Bug::RepairInTurn, clients_come_before_a_repair),
         (Bug::RepairUnpaced, a_repair_keeps_to_its_rate),
         (Bug::LateAwaited, who_comes_later_does_not_wait_for_a_store_that_hangs),

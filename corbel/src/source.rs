@@ -42,7 +42,7 @@ pub struct SourceArgs {
     /// Refuse writes
     #[arg(long, short)]
     pub read_only: bool,
-    /// Put a cache of this size before each device, with read-ahead and merging of neighbours (32MiB; 0B: these without a cache)
+    /// Put a cache of this size before each device, with read-ahead and merging of neighbours (32MiB; 0B: merging alone)
     #[arg(long, value_name = "SIZE", value_parser = parse_bytes, num_args = 0..=1, default_missing_value = "32MiB")]
     pub cache: Option<u64>,
     /// Answer writes when they are in the cache; a flush writes them

@@ -43,7 +43,7 @@ pub struct UblkArgs {
     #[arg(value_name = "SOURCE", required_unless_present = "recover")]
     source: Option<String>,
     /// Take over the device /dev/ublkbID, whose server died, with what it was made of
-    #[arg(long, value_name = "ID", conflicts_with_all = ["source", "id", "size", "read_only", "cache", "read_ahead", "no_merge", "queues", "depth", "copy"])]
+    #[arg(long, value_name = "ID", conflicts_with_all = ["source", "id", "size", "read_only", "cache", "write_back", "read_ahead", "no_merge", "queues", "depth", "copy"])]
     recover: Option<u32>,
     /// Number of the device: /dev/ublkbID (default: the first that is free)
     #[arg(long, value_name = "ID", value_parser = clap::value_parser!(u32).range(..i64::from(u32::MAX)))]

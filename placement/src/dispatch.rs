@@ -26,8 +26,10 @@ pub use work::{Buffers, Piece, Work};
 const AT_ONCE: u64 = 50_000;
 /// One task in so many is given to another thread although that seems to take longer than it does.
 const PROBES: u64 = 64;
-/// One task in so many is timed, when enough were.
-const TIMED: u64 = 32;
+/// When enough were timed, those that should take so many nanoseconds are,
+const LONG: u64 = 20_000;
+/// and of shorter ones, which take little longer than to look at a clock twice does, one in so many.
+const TIMED: u64 = 256;
 const TIMED_ALL: u64 = 64;
 /// Failures one after the other after which an accelerator stands aside,
 const FAILURES: u64 = 3;
@@ -260,7 +262,10 @@ impl Member {
     /// Lets it do a task: since when, if that was timed, and what it says.
     fn carry_out(&self, task: &mut Task) -> (Option<Instant>, Result<(), String>) {
         let done = self.done.load(Ordering::Relaxed);
-        let begun = (done < TIMED_ALL || done.is_multiple_of(TIMED)).then(Instant::now);
+        let timed = done < TIMED_ALL
+            || done.is_multiple_of(TIMED)
+            || self.takes(task.kind, task.units) >= LONG;
+        let begun = timed.then(Instant::now);
         (begun, self.accelerator.run(&mut task.work))
     }
 
@@ -460,6 +465,12 @@ impl Inner {
                 false
             }
         }
+    }
+
+    /// One hangs, which is as bad as three failures; but from then on as one.
+    fn hangs(&self, member: &Member) {
+        let failures = member.failures.load(Ordering::Relaxed);
+        self.put_aside(member, FAILURES.saturating_sub(failures).max(1));
     }
 
     /// One has failed so many times more.

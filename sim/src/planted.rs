@@ -40,6 +40,8 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (545..546, "service/tests/node/ranges.rs"),
     (547..549, "service/tests/node/ranges.rs"),
     (550..553, "service/tests/node/ranges.rs"),
+    (538..539, "block/tests/paced.rs"),
+    (539..541, "block/tests/pool.rs"),
     (90..91, "service/tests/node/grants.rs"),
     (91..93, "service/tests/node/joins.rs"),
     (125..126, "service/tests/node/joins.rs"),

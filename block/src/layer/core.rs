@@ -422,17 +422,26 @@ impl Layer {
     fn fetch_ahead(&mut self, now: Nanos, range: Range<u64>, out: &mut Vec<Effect>) {
         // What is there, or coming, is not asked for again.
         let mut from = None;
+        // In pieces that the device is asked for anyway.
+        let most = (self.config.merge_max / PAGE * PAGE).max(PAGE);
+        let coming = |(lower, _): &(Lower, Nanos)| match lower {
+            Lower::Read { range: of, .. } if overlaps(of, &range) => Some(of.clone()),
+            _ => None,
+        };
+        let coming: Vec<Range<u64>> = self.lower.values().filter_map(coming).collect();
         for page in pages(&range) {
             let bytes = page * PAGE..(page * PAGE + PAGE).min(self.size);
-            let coming = self.lower.values().any(
-                |(lower, _)| matches!(lower, Lower::Read { range, .. } if overlaps(range, &bytes)),
-            );
+            let coming = coming.iter().any(|of| overlaps(of, &bytes));
             let there = self.cache.get(page).is_some();
             match (coming || there || bytes.is_empty(), from) {
                 (false, None) => from = Some(bytes.start),
                 (true, Some(start)) => {
                     self.submit_read(now, start..bytes.start, Vec::new(), out);
                     from = None;
+                }
+                (false, Some(start)) if bytes.start - start >= most => {
+                    self.submit_read(now, start..bytes.start, Vec::new(), out);
+                    from = Some(bytes.start);
                 }
                 _ => {}
             }
@@ -705,6 +714,10 @@ impl Layer {
                     && range.end - span.start <= self.config.merge_max;
                 if !joins {
                     self.submit_back(now, &mut run, out);
+                    // What is not joined is a request of its own: what is left is dirty still, and its turn comes.
+                    if self.backs >= self.config.depth {
+                        return;
+                    }
                     span.start = range.start;
                 }
                 self.stats.merged += u64::from(joins);

@@ -306,7 +306,17 @@ impl Connection {
         }
     }
 
+    /// What is quick is answered before the rest is waited for.
     fn carry_out(&self, batch: Vec<(Asked, Op)>) {
+        let device = &self.agreed.export.device;
+        let (quick, rest): (Vec<_>, _) =
+            batch.into_iter().partition(|(_, op)| device.is_prompt(op));
+        for part in [quick, rest].into_iter().filter(|part| !part.is_empty()) {
+            self.carry_out_together(part);
+        }
+    }
+
+    fn carry_out_together(&self, batch: Vec<(Asked, Op)>) {
         let structured = self.agreed.structured;
         let requests = batch.into_iter().map(|(asked, op)| {
             let output = Arc::clone(&self.output);

@@ -2,7 +2,7 @@
 //! socket takes no more, a thread of the connection's own goes on, so that a client which does not read holds up
 //! nobody but itself.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -31,6 +31,8 @@ struct State {
     over: bool,
     requests: usize,
     bytes: usize,
+    /// Threads that wait for a change. Mostly there is none, and to wake it would be a system call for each reply.
+    waiting: usize,
 }
 
 /// The way out of a connection.
@@ -46,6 +48,8 @@ pub(super) struct Output {
 thread_local! {
     /// The output for which this thread collects replies.
     static CORKED: Cell<usize> = const { Cell::new(0) };
+    /// Those, each with the bytes of payload of its request.
+    static COLLECTED: RefCell<Vec<(Reply, usize)>> = const { RefCell::new(Vec::new()) };
 }
 
 impl Output {
@@ -58,8 +62,20 @@ impl Output {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn wait<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
-        self.changed.wait(state).unwrap_or_else(PoisonError::into_inner)
+    fn wait<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        state.waiting += 1;
+        let mut state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        state.waiting -= 1;
+        state
+    }
+
+    /// Lets go of what was changed, and wakes who waits for that.
+    fn tell(&self, state: MutexGuard<'_, State>) {
+        let anybody = state.waiting > 0;
+        drop(state);
+        if anybody {
+            self.changed.notify_all();
+        }
     }
 
     /// Counts a request of that many bytes; waits while there are too many. False: the connection is broken.
@@ -96,8 +112,26 @@ impl Output {
 
     /// A request is done: its reply goes out.
     pub fn finish(self: &Arc<Self>, reply: Reply, bytes: usize) {
-        {
-            let mut state = self.lock();
+        if CORKED.get() == Arc::as_ptr(self).addr() {
+            COLLECTED.with_borrow_mut(|collected| collected.push((reply, bytes)));
+        } else {
+            self.take(std::iter::once((reply, bytes)));
+        }
+    }
+
+    /// Runs `work`; replies that this thread finishes meanwhile go out together at its end, also where another thread sends meanwhile: who is
+    /// told of one request after the other asks for one after the other, and each has a flush of its own.
+    pub fn corked(self: &Arc<Self>, work: impl FnOnce()) {
+        let before = CORKED.replace(Arc::as_ptr(self).addr());
+        let outer = COLLECTED.take();
+        work();
+        CORKED.set(before);
+        self.take(COLLECTED.replace(outer).into_iter());
+    }
+
+    fn take(self: &Arc<Self>, replies: impl Iterator<Item = (Reply, usize)>) {
+        let mut state = self.lock();
+        for (reply, bytes) in replies {
             state.requests -= 1;
             state.bytes -= bytes;
             if !state.failed {
@@ -107,17 +141,7 @@ impl Output {
                 }
             }
         }
-        self.changed.notify_all();
-        if CORKED.get() != Arc::as_ptr(self).addr() {
-            self.kick();
-        }
-    }
-
-    /// Runs `work`; replies that this thread finishes meanwhile go out together at its end.
-    pub fn corked(self: &Arc<Self>, work: impl FnOnce()) {
-        let before = CORKED.replace(Arc::as_ptr(self).addr());
-        work();
-        CORKED.set(before);
+        self.tell(state);
         self.kick();
     }
 
@@ -180,8 +204,7 @@ impl Output {
             }
             state.started = true;
         }
-        drop(state);
-        self.changed.notify_all();
+        self.tell(state);
     }
 
     /// The sending thread.
@@ -224,23 +247,58 @@ impl Output {
         state.failed = true;
         state.stuck = false;
         state.queue.clear();
-        drop(state);
         self.wire.shut();
-        self.changed.notify_all();
+        self.tell(state);
     }
 
     /// Waits until every request is answered and gone out.
     pub fn settle(&self) {
         let mut state = self.lock();
         while state.requests > 0 || (!state.failed && (state.sending || !state.queue.is_empty())) {
+            state.waiting += 1;
             let (next, _) = self
                 .changed
                 .wait_timeout(state, Duration::from_millis(20))
                 .unwrap_or_else(PoisonError::into_inner);
             state = next;
+            state.waiting -= 1;
         }
         state.over = true;
-        drop(state);
-        self.changed.notify_all();
+        self.tell(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+
+    use super::*;
+
+    /// What a thread finishes of one batch goes out at its end, and not before that because another thread sends.
+    #[test]
+    fn a_batch_is_answered_at_once() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        theirs.set_nonblocking(true).unwrap();
+        let wire = Arc::new(Wire::new(ours.into()).unwrap());
+        let flight = Flight { requests: 8, bytes: 1 << 20 };
+        let output = Output::new(wire, flight, Duration::from_secs(1));
+        let reply = |byte| Reply { head: vec![byte; 16], data: vec![byte; 3] };
+        let mut came = [0; 200];
+        assert!((0..4).all(|_| output.admit(3)));
+        output.corked(|| {
+            output.finish(reply(1), 3);
+            // One that somebody else has finished.
+            std::thread::scope(|scope| scope.spawn(|| output.finish(reply(2), 3)).join().unwrap());
+            assert_eq!(theirs.read(&mut came).unwrap(), 19);
+            assert_eq!(came[..19], [2; 19]);
+            output.finish(reply(3), 3);
+            output.finish(reply(4), 3);
+        });
+        assert_eq!(theirs.read(&mut came).unwrap(), 57);
+        assert_eq!(came[..57], [[1; 19], [3; 19], [4; 19]].concat());
+        output.settle();
+        let state = output.lock();
+        assert_eq!((state.requests, state.bytes), (0, 0));
     }
 }

@@ -11,8 +11,12 @@ use rustls::ServerConnection;
 
 /// How often a thread that waits for bytes looks whether it shall still wait.
 pub(super) const TICK: Duration = Duration::from_millis(500);
-/// Bytes read at a time.
-const PIECE: usize = 64 << 10;
+/// Bytes read at a time. What is read together is flushed together: as many requests of 4 KiB as are mostly in flight go into it.
+const PIECE: usize = 256 << 10;
+/// Most that is kept for requests to come.
+const KEPT: usize = 1 << 20;
+/// Records of TLS read at a time.
+const RECORDS: usize = 64 << 10;
 /// Most buffers that one call sends.
 const SLICES_MAX: usize = 64;
 
@@ -64,7 +68,7 @@ impl Inbox {
         if self.from == self.to {
             (self.from, self.to) = (0, 0);
             // One large write is no reason to hold its room for ever.
-            if self.bytes.len() > 16 * PIECE {
+            if self.bytes.len() > KEPT {
                 self.bytes.truncate(PIECE);
                 self.bytes.shrink_to_fit();
             }
@@ -135,7 +139,7 @@ impl Wire {
                 }
             });
         }
-        let mut raw = vec![0; PIECE];
+        let mut raw = vec![0; RECORDS];
         let n = match self.receive_raw(&mut raw)? {
             None => return Ok(Received::Nothing),
             Some(0) => return Ok(Received::End),
@@ -144,7 +148,7 @@ impl Wire {
         let Some(mut tls) = self.tls() else { return Ok(Received::End) };
         let mut rest = &raw[..n];
         let mut got = Received::Nothing;
-        let mut plain = vec![0; PIECE];
+        let mut plain = vec![0; RECORDS];
         while !rest.is_empty() {
             tls.read_tls(&mut rest)?;
             let state = tls.process_new_packets().map_err(broken)?;
@@ -245,7 +249,7 @@ impl Wire {
     /// The server's half of a TLS handshake, until the deadline.
     pub fn secure(self, mut tls: ServerConnection, deadline: Instant) -> io::Result<Self> {
         tls.set_buffer_limit(None);
-        let mut raw = vec![0; PIECE];
+        let mut raw = vec![0; RECORDS];
         loop {
             let mut out = Vec::new();
             while tls.wants_write() {
@@ -282,7 +286,7 @@ impl Wire {
     /// Plain bytes that came with the end of the TLS handshake.
     pub fn drain(&self, inbox: &mut Inbox) -> io::Result<()> {
         let Some(mut tls) = self.tls() else { return Ok(()) };
-        let mut plain = vec![0; PIECE];
+        let mut plain = vec![0; RECORDS];
         loop {
             match tls.reader().read(&mut plain) {
                 Ok(0) => return Ok(()),

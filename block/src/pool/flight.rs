@@ -95,22 +95,32 @@ impl<'a, T: Leg> Flight<'a, T> {
 
     /// Waits until one more thing has happened, but no longer than until then; those that are over.
     pub fn step(&mut self, until: Nanos) -> Vec<T> {
+        // What has come while its owner did something else came in time.
+        if !planted(Bug::AnswersUnread) {
+            while let Some(answer) = self.image.pool.ground.wait(&self.from, 0) {
+                self.deliver(answer);
+            }
+        }
         let over = self.over();
         if !over.is_empty() {
             return over;
         }
         let until = self.legs.iter().map(|(_, leg)| leg.until()).fold(until, Nanos::min);
-        if let Some((number, told)) = self.image.pool.ground.wait(&self.from, until) {
-            let mut of = number / NUMBERS;
-            if number % NUMBERS >= TASKS && planted(Bug::TaskOfAnother) {
-                of = self.legs.last().map_or(of, |(last, _)| *last);
-            }
-            // Of one that is over, nobody waits for it any more.
-            if let Some((_, leg)) = self.legs.iter_mut().find(|(number, _)| *number == of) {
-                leg.take((number % NUMBERS, told));
-            }
+        if let Some(answer) = self.image.pool.ground.wait(&self.from, until) {
+            self.deliver(answer);
         }
         self.over()
+    }
+
+    fn deliver(&mut self, (number, told): Answer) {
+        let mut of = number / NUMBERS;
+        if number % NUMBERS >= TASKS && planted(Bug::TaskOfAnother) {
+            of = self.legs.last().map_or(of, |(last, _)| *last);
+        }
+        // Of one that is over, nobody waits for it any more.
+        if let Some((_, leg)) = self.legs.iter_mut().find(|(number, _)| *number == of) {
+            leg.take((number % NUMBERS, told));
+        }
     }
 
     fn over(&mut self) -> Vec<T> {

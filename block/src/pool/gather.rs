@@ -296,6 +296,8 @@ impl<'a> Gather<'a> {
         for i in task {
             self.wanted[*i].computed = true;
         }
+        // What stores had to do is done.
+        self.end = self.end.max(self.image.pool.ground.now() + PATIENCE);
         let number = TASKS + self.tasks.len();
         // What it makes is in this order.
         self.tasks.push(Some(task.to_vec()));

@@ -21,6 +21,8 @@ use super::shard::{self, BLOCK, Head, Version};
 use super::survey::{Held, State};
 use super::worker::Answer;
 
+/// Between two times that stores are asked of what was not known when an image was opened.
+const ASK_AGAIN: Nanos = 1_000_000_000;
 /// Heads of shards that are remembered.
 const HEADS_MAX: usize = 8192;
 
@@ -35,7 +37,9 @@ pub struct Image {
     pub(super) info: Info,
     objects: Mutex<HashMap<u64, State>>,
     /// So many stores were silent that of no object anything is known.
-    blind: bool,
+    blind: AtomicBool,
+    /// When stores are asked again of what is not known.
+    ask_at: Mutex<Nanos>,
     /// Some were: what a writer left there that died is not known.
     partial: bool,
     /// The number of this writer among all that the image had; 0: it is none.
@@ -86,7 +90,8 @@ impl Image {
             name: name.to_owned(),
             info,
             objects: Mutex::default(),
-            blind: silent >= coding.copies(),
+            blind: AtomicBool::new(silent >= coding.copies()),
+            ask_at: Mutex::default(),
             partial: silent > 0,
             epoch,
             busy: Mutex::default(),
@@ -152,7 +157,7 @@ impl Image {
 
     pub(super) fn state(&self, object: u64) -> State {
         self.objects().get(&object).cloned().unwrap_or_else(|| State {
-            unknown: self.blind,
+            unknown: self.blind.load(Ordering::SeqCst),
             failed: self.partial && !planted(Bug::LaidOverUnseen),
             ..State::none(self.info.coding)
         })
@@ -188,30 +193,44 @@ impl Image {
     }
 
     /// What an object holds was not known, for stores were silent that may have newer parts of it: asks them again, if all seem to be
-    /// back. Nothing is written to such an object, so what is found is all there is. Returns whether it is known now.
+    /// back, about all such objects. Nothing is written to these, so what is found is all there is. Whether it is known now.
     pub(super) fn is_known_by_now(&self, object: u64) -> bool {
-        let stores = &self.pool.stores;
-        if planted(Bug::UnknownForGood)
-            || stores.iter().any(|store| store.is_suspect() || store.is_late())
-        {
+        let (stores, ground) = (&self.pool.stores, &self.pool.ground);
+        let away = || stores.iter().any(|store| store.is_suspect() || store.is_late());
+        let mut ask_at = self.ask_at.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known = || !self.state(object).unknown;
+        if is_known() {
+            return true;
+        }
+        if ground.now() < *ask_at || away() || planted(Bug::UnknownForGood) {
             return false;
         }
         let mut survey = self.pool.survey(&self.name);
-        let lay = survey.objects.remove(&object).unwrap_or_default();
-        let found = State::of(self.info.coding, &lay, survey.silent.len());
-        let before = self.state(object);
-        if found.unknown || !before.unknown {
-            return !before.unknown;
+        *ask_at = ground.now() + ASK_AGAIN;
+        let silent = survey.silent.len();
+        if silent >= self.info.coding.copies() {
+            return false;
         }
-        // What is under way somewhere still, or fails to be removed, is not built upon.
-        let failed = before.failed || !planted(Bug::LaidOverUnseen);
-        let newest = found.newest.max(before.newest);
+        let blind = self.blind.swap(false, Ordering::SeqCst);
         let mut objects = self.objects();
-        let known = objects.entry(object).or_insert(before);
-        if known.unknown {
-            *known = State { failed, newest, ..found };
+        // Of those that are not found any more there is nothing.
+        for (object, _) in objects.iter().filter(|(_, before)| before.unknown) {
+            survey.objects.entry(*object).or_default();
         }
-        true
+        for (object, lay) in &survey.objects {
+            let newest = match objects.get(object) {
+                Some(before) if before.unknown => before.newest,
+                None if blind => 0,
+                _ => continue,
+            };
+            let found = State::of(self.info.coding, lay, silent);
+            let newest = found.newest.max(newest);
+            // What fails to be removed is not built upon.
+            let failed = !planted(Bug::LaidOverUnseen);
+            objects.insert(*object, State { failed, newest, ..found });
+        }
+        drop(objects);
+        is_known()
     }
 
     /// The name of a shard of a source, or of a patch.

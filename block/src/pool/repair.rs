@@ -91,9 +91,9 @@ pub fn run(
     for (object, lay) in &survey.objects {
         let state = State::of(coding, lay, silent);
         if state.is_empty() && state.version.is_none() {
-            // Nothing of it ever counted.
+            // Nothing of it counted when it was looked up.
             if orders.repair && image.is_writer() {
-                report.removed += image.sweep(*object, lay, |_| true);
+                begin(image, *object, lay, silent, &mut flight, &mut report);
             }
             done += 1;
             continue;
@@ -101,6 +101,8 @@ pub fn run(
         report.objects += 1;
         let mut found = lay.clone();
         if orders.verify {
+            // Nobody waits for objects under way while others are read, which takes long.
+            land_all(&mut flight, &mut report);
             let (damaged, read) = image.scrub(*object, &state, &mut found);
             report.damaged += damaged;
             report.bytes += read;
@@ -128,28 +130,12 @@ pub fn run(
         }
         done += 1;
         if orders.repair {
-            let owned = loop {
-                match image.try_own(*object) {
-                    Some(owned) => break owned,
-                    None if flight.len() == 0 => break image.own(*object),
-                    None => land(&mut flight, Nanos::MAX, &mut report),
-                }
-            };
-            let line = flight.line();
-            match image.begin_repair(owned, Some(&found), silent, image.is_writer(), line) {
-                Ok(Begun::Repairing(repair)) => {
-                    report.bytes += repair.bytes;
-                    flight.add(*repair);
-                }
-                Ok(Begun::Done(removed)) => report.removed += removed,
-                Err(errno) => log::warn!("pool: object {object}: {errno}"),
-            }
-            while flight.len() >= AT_A_TIME {
-                land(&mut flight, Nanos::MAX, &mut report);
-            }
+            begin(image, *object, &found, silent, &mut flight, &mut report);
         }
         loop {
             if !progress(done - flight.len() as u64, total, &report) {
+                // What lies where is written down.
+                land_all(&mut flight, &mut report);
                 return Err(Errno::INTR);
             }
             let now = ground.now();
@@ -165,9 +151,7 @@ pub fn run(
             land(&mut flight, due.min(now + PAUSE), &mut report);
         }
     }
-    while flight.len() > 0 {
-        land(&mut flight, Nanos::MAX, &mut report);
-    }
+    land_all(&mut flight, &mut report);
     if !progress(total, total, &report) {
         return Err(Errno::INTR);
     }
@@ -177,6 +161,51 @@ pub fn run(
         report.removed = report.removed.saturating_sub(report.left);
     }
     Ok(report)
+}
+
+/// Begins to repair an object, which looked like that.
+fn begin<'a>(
+    image: &'a Image,
+    object: u64,
+    lay: &Lay,
+    silent: usize,
+    flight: &mut Flight<'a, Repair<'a>>,
+    report: &mut Report,
+) {
+    let (owned, line) = (claim(image, object, flight, report), flight.line());
+    match image.begin_repair(owned, Some(lay), silent, image.is_writer(), line) {
+        Ok(Begun::Repairing(repair)) => {
+            report.bytes += repair.bytes;
+            flight.add(*repair);
+        }
+        Ok(Begun::Done(removed)) => report.removed += removed,
+        Err(errno) => log::warn!("pool: object {object}: {errno}"),
+    }
+    while flight.len() >= AT_A_TIME {
+        land(flight, Nanos::MAX, report);
+    }
+}
+
+/// Owns an object, however long others have it: what they may wait for is done meanwhile.
+fn claim<'a>(
+    image: &'a Image,
+    object: u64,
+    flight: &mut Flight<'a, Repair<'a>>,
+    report: &mut Report,
+) -> Owned<'a> {
+    loop {
+        match image.try_own(object) {
+            Some(owned) => return owned,
+            None if flight.len() == 0 => return image.own(object),
+            None => land(flight, Nanos::MAX, report),
+        }
+    }
+}
+
+fn land_all(flight: &mut Flight<'_, Repair<'_>>, report: &mut Report) {
+    while flight.len() > 0 {
+        land(flight, Nanos::MAX, report);
+    }
 }
 
 /// Waits until one more thing has happened, but no longer than until then; what is over is counted.
@@ -234,6 +263,8 @@ pub(super) struct Repair<'a> {
     end: Nanos,
     failed: Option<Errno>,
     rebuilt: u64,
+    /// What was taken back, and is removed.
+    removed: u64,
     /// Bytes read and written, as far as that is known.
     bytes: u64,
 }
@@ -262,7 +293,7 @@ impl Repair<'_> {
             return Err(errno);
         }
         let coding = image.info.coding;
-        let (mut rebuilt, mut removed, mut bytes) = (self.rebuilt, 0, self.bytes);
+        let (mut rebuilt, mut removed, mut bytes) = (self.rebuilt, self.removed, self.bytes);
         let mut safe = true;
         if let Some(version) = state.version
             && let Some(found) = lay.versions.get(&version)
@@ -302,13 +333,18 @@ impl Repair<'_> {
             let counts = |version| {
                 version == base || state.patches.iter().any(|held| held.patch.version == version)
             };
-            removed += image
-                .sweep(object, &lay, |version| !counts(version) && (may_clean || version < base));
+            // Of another's writes, the newest may have failed, however much there is of it, and is taken back yet: what was before counts then.
+            // He has laid patches upon it only if it counts.
+            let superseded = !state.patches.is_empty() || planted(Bug::SweptBeside);
+            removed += image.sweep(object, &lay, |version| {
+                !counts(version) && (may_clean || superseded && version < base)
+            });
         }
         let few = |held: &Arc<Held>| held.at.len() < coding.copies();
         state.uncertain = silent == 0 && (!safe || state.patches.iter().any(few));
         state.newest = state.newest.max(known.newest);
-        state.failed = known.failed;
+        // What was not known may be laid upon something that comes to light.
+        (state.failed, state.undone) = (known.failed || known.unknown, known.undone);
         image.set_state(object, state);
         Ok(Repaired { rebuilt, removed, bytes })
     }
@@ -494,16 +530,26 @@ impl Image {
         // Where this process writes, it knows better than what was looked up before the object was its own.
         let known = self.state(object);
         let stale = |lay: &Lay| known.is_newer_than(&State::of(coding, lay, 0));
-        let lay = match lay.filter(|lay| !stale(lay)) {
-            Some(lay) => lay.clone(),
-            None => self.pool.survey(&self.name).objects.remove(&object).unwrap_or_default(),
+        let (mut lay, silent) = match lay.filter(|lay| !stale(lay)) {
+            Some(lay) => (lay.clone(), silent),
+            None => {
+                let mut survey = self.pool.survey(&self.name);
+                let lay = survey.objects.remove(&object).unwrap_or_default();
+                (lay, survey.silent.len())
+            }
         };
+        let mut undone = Lay::default();
+        if !planted(Bug::UndoneRepaired) {
+            undone = known.strike_undone(&mut lay);
+        }
         let state = State::of(coding, &lay, silent);
-        if state.unknown {
+        // What this process has written is not taken for what was there before because it is not found now.
+        if state.unknown || known.is_newer_than(&state) {
             return Err(Errno::IO);
         }
+        let mut removed = if may_clean { self.sweep(object, &undone, |_| true) } else { 0 };
         if state.is_empty() && state.version.is_none() {
-            let removed = if may_clean { self.sweep(object, &lay, |_| true) } else { 0 };
+            removed += if may_clean { self.sweep(object, &lay, |_| true) } else { 0 };
             return Ok(Begun::Done(removed));
         }
         let wanted = self.pool.places.of(self.info.id, object);
@@ -530,6 +576,7 @@ impl Image {
             end: 0,
             failed: None,
             rebuilt: 0,
+            removed,
             bytes: 0,
         };
         if repair.away.is_empty() || hole {

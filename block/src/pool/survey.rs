@@ -151,6 +151,8 @@ pub(super) struct State {
     /// A write of the whole object failed, or one over nothing, and it may be there all the same: the next write makes the object anew, since a
     /// patch might lie on something else than it seems.
     pub failed: bool,
+    /// Number of the newest write of this process that failed: what there is of it, newer than what counts, is on its way out.
+    pub undone: u64,
     /// Number of the newest version that anybody began.
     pub newest: u64,
 }
@@ -192,6 +194,17 @@ impl State {
             }
         }
         state
+    }
+
+    /// Takes out of what was found what this, which a writer knows of the object, says is on its way out: nobody makes it whole again. What
+    /// that was.
+    pub fn strike_undone(&self, lay: &mut Lay) -> Lay {
+        let last = self.patches.last().map_or(self.base(), |held| held.patch.version);
+        let goes = |version: &Version| *version > last && version.number <= self.undone;
+        Lay {
+            versions: lay.versions.extract_if(.., |version, _| goes(version)).collect(),
+            patches: lay.patches.extract_if(.., |version, _| goes(version)).collect(),
+        }
     }
 
     /// What patches lie on.

@@ -195,7 +195,7 @@ impl Image {
             self.forget(gone);
             // But zeroes over what has nothing are not written at all, unless that is known not to be so.
             let failed = before.failed || before.is_empty() && !planted(Bug::ZeroesUnwritten);
-            self.set_state(object, State { newest, failed, ..before });
+            self.set_state(object, State { newest, failed, undone: newest, ..before });
             return Err(Errno::IO);
         }
         let mut patches = before.patches.clone();
@@ -297,7 +297,7 @@ impl Writing<'_> {
             }
             image.forget(gone);
             let failed = !planted(Bug::FailedForgotten);
-            image.set_state(object, State { newest, failed, ..before });
+            image.set_state(object, State { newest, failed, undone: newest, ..before });
             return Err(Errno::IO);
         }
         let state = State { version: Some(version), hole, at, newest, ..State::default() };
@@ -328,6 +328,7 @@ impl Leg for Writing<'_> {
             let data = self.image.info.coding.data();
             match told {
                 Ok(Told::Chunks(chunks)) => {
+                    self.end = self.end.max(self.image.pool.ground.now() + PATIENCE);
                     for (i, chunk) in chunks.into_iter().enumerate() {
                         self.put(data + i, chunk.into());
                     }

@@ -244,7 +244,7 @@ impl Queue {
         for spare in &mut left {
             spare.task.work.renew();
         }
-        if stuck >= member.accelerator.lanes().max(1) {
+        if stuck >= state.threads.clamp(1, member.accelerator.lanes().max(1)) {
             let waiting = std::mem::take(&mut state.jobs);
             for Waiting { mut job, takes, .. } in waiting {
                 state.backlog -= takes;
@@ -256,7 +256,7 @@ impl Queue {
             || state.under_way.iter().any(|under_way| under_way.spare.is_some());
         drop(state);
         if late > 0 {
-            inner.put_aside(member, super::FAILURES);
+            inner.hangs(member);
         }
         for mut job in left {
             job.task.last = Some(format!("{}: it has not come back in time", member.name));
@@ -324,6 +324,7 @@ impl Watch {
             let mut state = self.lock();
             while !self.awake.load(Ordering::SeqCst) {
                 if state.over {
+                    state.started = false;
                     return;
                 }
                 state = self.woken.wait(state).unwrap_or_else(PoisonError::into_inner);

@@ -87,6 +87,31 @@ impl Accelerator for Odd {
     }
 }
 
+/// One that says it is the processor.
+struct Processor(Arc<Odd>);
+
+impl Accelerator for Processor {
+    fn name(&self) -> &str {
+        self.0.name
+    }
+
+    fn can(&self, work: &Work) -> bool {
+        self.0.can(work)
+    }
+
+    fn run(&self, work: &mut Work) -> Result<(), String> {
+        self.0.run(work)
+    }
+
+    fn is_cpu(&self) -> bool {
+        true
+    }
+
+    fn expected(&self) -> (u64, u64) {
+        self.0.expected
+    }
+}
+
 fn code() -> Arc<Code> {
     Arc::new(Code::new(Kind::Cauchy, 4, 2).unwrap())
 }
@@ -353,6 +378,42 @@ fn who_hangs_is_stood_in_for() {
         });
         assert!(again, "{dispatcher:?}");
     }
+}
+
+/// Who looks after those that may hang has ended, and one is given a task all the same, by what another had still and failed at: it is looked
+/// after again.
+#[test]
+fn who_is_asked_last_is_looked_after() {
+    let dispatcher = Dispatcher::new();
+    let far = Odd::of("far", (2_000_000, 0), Duration::from_millis(30), 1);
+    let (code, mut random) = (code(), Random::new(9));
+    let mut encode = || {
+        let stripes = vec![stripe(&mut random, 1 << 20)];
+        Work::Encode { code: Arc::clone(&code), stripes }
+    };
+    dispatcher.add(Arc::clone(&far));
+    assert_eq!(name(&dispatcher, dispatcher.run(encode()).1), "far");
+    // As a processor it is not looked after; and it is thought to be the faster one, but not so fast that it is done at once.
+    let near = Odd::new("near", (1_000_000, 0));
+    far.shut(true);
+    near.shut(true);
+    near.fails.store(true, Ordering::SeqCst);
+    dispatcher.add(Processor(Arc::clone(&near)));
+    let (to, from) = mpsc::channel();
+    submit(&dispatcher, encode(), &to);
+    let inner = Arc::clone(&dispatcher.inner);
+    drop(dispatcher);
+    // The thread of the queue of who is near is left.
+    let ended = (0..10_000).any(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        Arc::strong_count(&inner) == 2
+    });
+    assert!(ended && near.asked.load(Ordering::SeqCst) == 1);
+    near.shut(false);
+    let (_, result) = from.recv_timeout(Duration::from_secs(60)).unwrap();
+    let said = "far: it has not come back in time";
+    assert_eq!(result, Err(Failure::Failed(said.into())));
+    far.shut(false);
 }
 
 /// Where nobody can stand in, that is said, and not waited for.

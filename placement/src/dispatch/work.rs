@@ -17,8 +17,19 @@ pub struct Piece {
 impl Piece {
     /// A range of them, which must lie within.
     pub fn new(of: &Arc<Vec<u8>>, range: Range<usize>) -> Self {
-        debug_assert!(range.end <= of.len());
-        Self { of: Arc::clone(of), range }
+        debug_assert!(range.start <= range.end && range.end <= of.len());
+        let end = range.end.min(of.len());
+        Self { of: Arc::clone(of), range: range.start.min(end)..end }
+    }
+
+    /// Bytes, without a look at what they are of: that may be in no cache.
+    pub fn len(&self) -> usize {
+        self.range.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.range.is_empty()
     }
 }
 
@@ -49,7 +60,7 @@ pub struct Buffers {
 impl Buffers {
     /// Bytes of each chunk.
     fn chunk(&self) -> usize {
-        self.inputs.first().map_or(0, |input| input.len())
+        self.inputs.first().map_or(0, Piece::len)
     }
 
     /// Calls `each` with the chunks as slices, which need no memory of their own where they are few, as they mostly are: a stripe of
@@ -163,9 +174,10 @@ impl Work {
                 ));
             }
             let chunk = stripe.chunk();
-            let lengths = stripe.inputs.iter().map(|input| input.len());
-            let mut lengths = lengths.chain(stripe.outputs.iter().map(Vec::len));
-            if let Some(other) = lengths.find(|len| *len != chunk || chunk == 0) {
+            let is_other = |len: &usize| *len != chunk || chunk == 0;
+            let input = stripe.inputs.iter().map(Piece::len).find(is_other);
+            let output = || stripe.outputs.iter().map(Vec::len).find(is_other);
+            if let Some(other) = input.or_else(output) {
                 return Err(format!("stripe {i}: a chunk of {other} bytes beside one of {chunk}"));
             }
         }
