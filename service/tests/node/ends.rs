@@ -68,7 +68,8 @@ fn what_a_client_has_done_is_there_when_it_is_forgotten() {
         rig.settle();
         assert!(!has(&rig, n, writer.client), "{nodes} {n}");
         // The write, and that everybody may forget how far it was.
-        let more: Vec<u64> = chunks(&rig).iter().zip(&before).map(|(now, then)| now - then).collect();
+        let more: Vec<u64> =
+            chunks(&rig).iter().zip(&before).map(|(now, then)| now - then).collect();
         assert!(more.iter().all(|n| *n >= 2), "{nodes} {n}: {more:?}");
         let reader = rig.attach(n, 0);
         let found = reader.lease(&mut rig, file, LeaseMode::Read).expect("a lease");
