@@ -14,13 +14,41 @@ const WIDE: u8 = 2;
 /// VPCLMULQDQ on 512-bit vectors.
 #[cfg(target_arch = "x86_64")]
 const WIDE_CLMUL: u8 = 4;
+/// The `clwb` instruction.
+#[cfg(target_arch = "x86_64")]
+const CLWB: u8 = 8;
 #[cfg(target_arch = "x86_64")]
 const ASKED: u8 = 128;
+
+/// What was found, 0 before that.
+#[cfg(target_arch = "x86_64")]
+static KNOWN: AtomicU8 = AtomicU8::new(0);
+
+/// What this CPU can do, for [`be_told`] in another process of this machine.
+#[must_use]
+pub fn tell() -> u32 {
+    #[cfg(target_arch = "x86_64")]
+    {
+        has(ASKED);
+        KNOWN.load(Ordering::Relaxed).into()
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    0
+}
+
+/// Takes over what another process of this machine was [told](tell), who need not be asked again then. 0 says nothing.
+pub fn be_told(known: u32) {
+    #[cfg(target_arch = "x86_64")]
+    if known & u32::from(ASKED) != 0 {
+        KNOWN.store(known as u8, Ordering::Relaxed);
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = known;
+}
 
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn has(what: u8) -> bool {
-    static KNOWN: AtomicU8 = AtomicU8::new(0);
     let mut known = KNOWN.load(Ordering::Relaxed);
     if known == 0 {
         // A race only asks twice.
@@ -51,6 +79,13 @@ pub fn wide_clmul() -> bool {
     has(CRC | WIDE | WIDE_CLMUL)
 }
 
+/// Whether a line can be written back and kept (`clwb`).
+#[cfg(target_arch = "x86_64")]
+#[inline]
+pub fn clwb() -> bool {
+    has(CLWB)
+}
+
 #[cfg(target_arch = "x86_64")]
 #[cold]
 fn detect() -> u8 {
@@ -61,8 +96,15 @@ fn detect() -> u8 {
     if bit(basic, 20) && bit(basic, 1) {
         known |= CRC;
     }
+    if __cpuid(0).eax < 7 {
+        return known;
+    }
+    let more = __cpuid_count(7, 0);
+    if bit(more.ebx, 24) {
+        known |= CLWB;
+    }
     // OSXSAVE: the operating system says in XCR0 which registers it saves.
-    if !bit(basic, 27) || __cpuid(0).eax < 7 {
+    if !bit(basic, 27) {
         return known;
     }
     let (low, _high): (u32, u32);
@@ -71,7 +113,6 @@ fn detect() -> u8 {
         core::arch::asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") _high,
             options(nomem, nostack, preserves_flags));
     }
-    let more = __cpuid_count(7, 0);
     // XCR0: SSE, AVX, and the three parts of AVX-512.
     if low & 0xe6 == 0xe6 && bit(more.ebx, 16) && bit(more.ebx, 31) {
         known |= WIDE;

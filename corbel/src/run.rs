@@ -463,7 +463,9 @@ fn header(
     for n in lengths.into_iter().chain([device, strict, no_ring, number]) {
         image.extend_from_slice(&u32::try_from(n).unwrap_or(u32::MAX).to_le_bytes());
     }
-    image.extend_from_slice(&secret.to_le_bytes());
+    for n in [secret, base::cpu::tell(), 0] {
+        image.extend_from_slice(&n.to_le_bytes());
+    }
     let stat = overlay.map(rustix::fs::fstat).transpose();
     let stat = stat.map_err(std::io::Error::from).context("the patched text")?;
     for n in stat.map_or([0; 2], |stat| [stat.st_ino, stat.st_dev]) {
@@ -572,7 +574,8 @@ fn inherited(file: &fs::File) -> Result<OwnedFd> {
     let what = "a descriptor for the session";
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     let limit = limit.unwrap_or(65_536).clamp(64, 65_536);
-    let high = i32::try_from(limit - limit / 8).unwrap_or(896);
+    let high = format::engine_numbers(usize::try_from(limit).unwrap_or(1024));
+    let high = i32::try_from(high).unwrap_or(896);
     let fd =
         rustix::io::fcntl_dupfd_cloexec(file, high).map_err(std::io::Error::from).context(what)?;
     rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::empty())

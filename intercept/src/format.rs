@@ -27,11 +27,19 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// First bytes of a session.
 pub const MAGIC: [u8; 8] = *b"CORBLRUN";
 /// Version of everything in this file.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 /// Longest path in the header.
 pub const PATH_MAX: usize = 1024;
 /// Longest socket address (`sun_path`), without NUL.
 pub const SOCKET_MAX: usize = 107;
+
+/// The lowest number for descriptors of the engine, of `corbel run` and of LibFS in a process that may have so many: what lies from
+/// there on is an eighth of them, and of the first 1024 where it may have more. Each fork copies the table of descriptors
+/// up to the highest number in use, which would be 256 KiB at 20,000.
+pub const fn engine_numbers(limit: usize) -> usize {
+    let most = if limit < 1024 { limit } else { 1024 };
+    most - most / 8
+}
 
 /// Configuration. Integers are native: the session never leaves the machine.
 #[repr(C)]
@@ -65,6 +73,11 @@ pub struct Header {
     pub overlay: i32,
     /// Known to the processes of the session only; shown to the holder with a question about files.
     pub secret: u32,
+    /// What the processor can do (`base::cpu`): each process would have to ask it, which a virtual machine answers in tens of
+    /// microseconds.
+    pub processor: u32,
+    /// Zero.
+    pub reserved: u32,
     /// Inode number and device of that memfd: the number may mean another file by now.
     pub overlay_id: [u64; 2],
     /// The user namespace in which `corbel run` is (its inode number), 0 when that is not known: in another one users have
@@ -296,8 +309,13 @@ pub struct Slot {
     pub fds: [[AtomicU32; 2]; SLOT_FDS],
     /// Not 0: the process had threads, which may have been at an operation when it executed something.
     pub threads: AtomicU32,
+    /// Zero.
+    pub zero: u32,
+    /// The inode of the working directory, if that is known to be one of the mount's, and what shows it
+    /// (`FileSystem::prove`): nobody has to look for it again. Else 0.
+    pub cwd: [AtomicU64; 2],
     /// Fills up to 8 KiB.
-    pub reserved: [u32; 45],
+    pub reserved: [u32; 40],
 }
 
 /// Bytes of the region of one table.

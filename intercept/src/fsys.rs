@@ -170,9 +170,9 @@ pub fn before_vfork() {
     }
 }
 
-/// Before a fork, in the parent: what the child, which cannot look into its parent's object, will
-/// want to know.
-pub fn before_fork() {
+/// Before a fork or vfork, in the parent: what the child, which cannot look into its parent's object, will
+/// want to know, or the program that it executes.
+pub fn before_child() {
     let cwd = table::context().cwd.load(Ordering::Acquire);
     let known = cwd == 0 || cwd == u64::MAX || cwd == CWD[0].load(Ordering::Relaxed);
     if !connected() || known {
@@ -182,6 +182,14 @@ pub fn before_fork() {
     let shown = fs().ok().and_then(|fs| fs.prove(InodeId(cwd)).ok());
     CWD[1].store(shown.unwrap_or(0), Ordering::Relaxed);
     CWD[0].store(cwd, Ordering::Relaxed);
+}
+
+/// The working directory, if it is one of the mount's, and what shows it, for a program that is about to be executed by whoever
+/// this process is now; nothing if that is not known without asking.
+pub fn shown_cwd() -> Option<[u64; 2]> {
+    let cwd = table::context().cwd.load(Ordering::Acquire);
+    let [shown, proof] = [0, 1].map(|i| CWD[i].load(Ordering::Relaxed));
+    (!matches!(cwd, 0 | u64::MAX) && cwd == shown && proof != 0).then_some([cwd, proof])
 }
 
 /// The working directory, and what shows it, for the next session.

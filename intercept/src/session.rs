@@ -50,8 +50,7 @@ fn header_checksum(header: &Header) -> u32 {
     let copy = Header { checksum: 0, ..*header };
     // SAFETY: Header is repr(C) integers without padding (checked by its layout: all u32 pairs
     // and byte arrays).
-    // The portable form: to ask the processor what it can do takes longer, in a virtual machine.
-    base::checksum::portable(0, unsafe {
+    base::crc32c(0, unsafe {
         core::slice::from_raw_parts((&raw const copy).cast::<u8>(), size_of::<Header>())
     })
 }
@@ -83,10 +82,13 @@ pub fn map(fd: i32) -> bool {
     CONFIG.store(base as *mut u8, Ordering::Relaxed);
     let h = header();
     let lengths = [h.mount_len, h.backend_len, h.library_len];
-    let good = h.magic == MAGIC
-        && h.version == VERSION
+    let known = h.magic == MAGIC && h.version == VERSION && h.bytes == CONFIG_BYTES as u64;
+    if known {
+        // Before there is anything that would ask it.
+        base::cpu::be_told(h.processor);
+    }
+    let good = known
         && h.checksum == header_checksum(h)
-        && h.bytes == CONFIG_BYTES as u64
         && lengths.iter().all(|l| (1..crate::format::PATH_MAX as u32).contains(l))
         && h.holder_len as usize <= crate::format::SOCKET_MAX
         && h.tables as usize <= TABLES

@@ -15,7 +15,7 @@ use core::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use client::fs::Handle;
 use client::mutex::Mutex;
 
-use crate::format::{OFDS, Ofd, state};
+use crate::format::{self, OFDS, Ofd, state};
 use crate::session;
 use crate::sys::{self, err, nr};
 use crate::thread;
@@ -208,8 +208,7 @@ pub fn internal_share() -> usize {
 
 /// Lowest number for descriptors of the engine and of LibFS.
 pub fn internal_min() -> i32 {
-    let limit = limit();
-    (limit - limit / 8) as i32
+    format::engine_numbers(limit()) as i32
 }
 
 /// Moves an internal descriptor out of the application's way and protects it.

@@ -174,30 +174,41 @@ fn connect(path: &Path) -> std::io::Result<OwnedFd> {
 
 /// Credentials of the process at the other end, of which `creds` are known.
 fn peer(socket: BorrowedFd<'_>, creds: &UCred) -> std::io::Result<Peer> {
-    let mut groups = vec![0u32; 65_536];
-    let mut len = (groups.len() * 4) as libc::socklen_t;
+    // (Most have few, and a connection keeps them.)
+    let groups = match groups(socket, &mut [0; 64]) {
+        Err(e) if e.raw_os_error() == Some(libc::ERANGE) => groups(socket, &mut vec![0; 65_536]),
+        found => found,
+    }?;
+    let pid = creds.pid.as_raw_nonzero().get().unsigned_abs();
+    Ok(Peer { pid, uid: creds.uid.as_raw(), gid: creds.gid.as_raw(), groups })
+}
+
+/// Supplementary groups of the process at the other end; ERANGE if it has more than there is room for.
+fn groups(socket: BorrowedFd<'_>, room: &mut [u32]) -> std::io::Result<Vec<u32>> {
+    let mut len = size_of_val(room) as libc::socklen_t;
     // SAFETY: the buffer has the length given; the kernel writes at most that much and sets `len`.
     let failed = unsafe {
         libc::getsockopt(
             socket.as_raw_fd(),
             libc::SOL_SOCKET,
             libc::SO_PEERGROUPS,
-            groups.as_mut_ptr().cast(),
+            room.as_mut_ptr().cast(),
             &raw mut len,
         )
     } != 0;
     if failed {
         return Err(std::io::Error::last_os_error());
     }
-    // (Most have few, and a connection keeps them.)
-    let groups = groups[..len as usize / 4].to_vec();
-    let pid = creds.pid.as_raw_nonzero().get().unsigned_abs();
-    Ok(Peer { pid, uid: creds.uid.as_raw(), gid: creds.gid.as_raw(), groups })
+    Ok(room[..len as usize / 4].to_vec())
 }
 
 /// Start time of a process in clock ticks since boot (field 22 of its stat), 0 if it is gone.
 fn start_time(pid: u32) -> u64 {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // (It is shorter, and comes in one piece.)
+    let mut room = [0; 1024];
+    let read = std::fs::File::open(format!("/proc/{pid}/stat"))
+        .and_then(|mut file| std::io::Read::read(&mut file, &mut room));
+    let text = String::from_utf8_lossy(&room[..read.unwrap_or(0)]);
     let after_name = text.rsplit_once(')').map_or("", |(_, rest)| rest);
     after_name.split_whitespace().nth(19).and_then(|t| t.parse().ok()).unwrap_or(0)
 }

@@ -110,7 +110,7 @@ pub unsafe fn write_back(at: *const u8, len: usize) {
     }
     #[cfg(target_arch = "x86_64")]
     {
-        let clwb = has_clwb();
+        let clwb = base::cpu::clwb();
         let mut line = at as usize & !63;
         let end = at as usize + len;
         while line < end {
@@ -139,19 +139,4 @@ pub fn fence() {
     }
     #[cfg(not(target_arch = "x86_64"))]
     core::sync::atomic::fence(core::sync::atomic::Ordering::SeqCst);
-}
-
-#[cfg(target_arch = "x86_64")]
-fn has_clwb() -> bool {
-    use core::sync::atomic::{AtomicU8, Ordering};
-    static KNOWN: AtomicU8 = AtomicU8::new(0);
-    match KNOWN.load(Ordering::Relaxed) {
-        0 => {
-            let yes = core::arch::x86_64::__cpuid(0).eax >= 7
-                && core::arch::x86_64::__cpuid_count(7, 0).ebx & (1 << 24) != 0;
-            KNOWN.store(1 + u8::from(yes), Ordering::Relaxed);
-            yes
-        }
-        known => known == 2,
-    }
 }

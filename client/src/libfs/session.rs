@@ -49,8 +49,8 @@ pub struct Session<H: Host> {
     pub previous: Option<&'static Session<H>>,
     /// Inode numbers at hand, each pre-leased.
     pub fresh: RwLock<Vec<(InodeId, Granted)>, H>,
-    /// Held by the thread that asks for more of them.
-    pub fetching: RwLock<(), H>,
+    /// Held by the thread that asks for more of them: how many it has asked for the last time.
+    pub fetching: RwLock<u32, H>,
     /// Held by the thread that does what counts only if it is taken.
     pub joint: RwLock<(), H>,
     /// The last own operation on an inode that the cache has forgotten since. What the service says
@@ -84,7 +84,7 @@ impl<H: Host> Session<H> {
             unheard: AtomicBool::new(false),
             previous: None,
             fresh: RwLock::new(Vec::new()),
-            fetching: RwLock::new(()),
+            fetching: RwLock::new(0),
             joint: RwLock::new(()),
             evicted: Word::new(0),
             released: RwLock::new(Vec::new()),

@@ -204,6 +204,8 @@ struct Doubt {
 
 /// Rounds in which a call asks for all leases together, before it looks anew what it needs.
 const ROUNDS: u32 = 4;
+/// Inode numbers asked for the first time; each time four times as many, up to the limit.
+const NUMBERS_FIRST: u32 = 4;
 /// Names of one call, at most: a rename has two.
 const FOUND_MAX: usize = 4;
 
@@ -847,11 +849,13 @@ impl<H: Host> LibFsOn<H> {
 
     /// Asks for inode numbers.
     fn fetch_numbers(&self, session: &'static Session<H>) -> Result<()> {
-        let _fetching = session.fetching.write_unless(|| self.config.stops())?;
+        let mut fetching = session.fetching.write_unless(|| self.config.stops())?;
         if !session.fresh.read().is_empty() {
             return Ok(());
         }
-        let count = self.config.limits.numbers;
+        // Each has a lease, which is given out and taken back: who makes one file and ends asks for few.
+        let count = (*fetching * 4).max(NUMBERS_FIRST).min(self.config.limits.numbers);
+        *fetching = count;
         let mut body = Vec::new();
         session.call(&Request::Inodes { count }, Sequence(0), &mut body)?;
         let (_, mut r) = rpc::reply_status(&body).map_err(|_| Errno::IO)?;

@@ -717,6 +717,45 @@ fn memory_without_programs_is_enough() {
     assert_eq!(said, "text\n");
 }
 
+/// A program that is started stands where its parent stands, which goes along with it (and is not looked for by its name): also when
+/// that has another name by then, or none, when somebody else may not find it, and when the program goes on as somebody else.
+#[test]
+fn a_program_stands_where_its_parent_stands() {
+    let Some(cluster) = Cluster::new(1, "64MiB") else { return };
+    let script = r#"
+umask 022; rm -rf own; mkdir -p own/a/b own/a/other; cd own/a/b; echo first > f; chmod 755 . .. ../..
+look() { /bin/cat f; /bin/sh -c 'cat f; echo "$1" >> g; cat g' sh "$1"; }
+echo here; look 1
+(cd ../other; echo other > f; look 2; /bin/ls)
+echo moved; mv ../b ../c; look 3; (exec /bin/cat f); /bin/ls ../c
+echo replaced; mkdir ../b; echo wrong > ../b/f; look 4
+echo linked; ln -s c ../link; cd ../link; look 5
+echo closed; chmod 700 ../..; chmod 777 .
+setpriv --reuid 1234 --regid 1234 --clear-groups /bin/sh -c 'cat f; echo made > h; cat h; ls ..' 2>&1 | sed 's/.*: //'
+python3 -c 'import os
+pid = os.fork()
+if pid == 0:
+    os.setgroups([]); os.setgid(1234); os.setuid(1234)
+    os.execv("/bin/cat", ["cat", "f", "h"])
+print(os.waitpid(pid, 0)[1])'
+chmod 755 ../..
+echo gone; mkdir ../gone; cd ../gone; /bin/ls; rmdir ../gone
+/bin/cat f 2>&1 | sed 's/.*: //'; /bin/sh -c ': > f' 2>&1 | sed 's/.*: //'; /bin/ls -A
+cd "$OLDPWD"; look 6
+echo spawned; python3 -c 'import os, subprocess
+for at in ["../other", "../b", "."]:
+    os.chdir(at)
+    print(subprocess.run(["cat", "f"], capture_output=True).stdout, flush=True)
+    print(subprocess.run(["cat", "f"], cwd="../c", capture_output=True).stdout, flush=True)'
+"#;
+    let said = |mut command: Command| text(&command.args(["bash", "-c", script]).output().unwrap());
+    let native = said(cluster.native(1));
+    assert!(native.lines().count() > 40 && native.contains("spawned"), "{native}");
+    for options in [&[][..], &["--mode", "strict"]] {
+        assert_eq!(native, said(cluster.hooked(1, options)));
+    }
+}
+
 /// As the README says it: the mount is all that has to be named.
 #[test]
 fn the_node_is_the_one_behind_the_mount() {

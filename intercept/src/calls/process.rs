@@ -10,6 +10,7 @@
 
 use core::sync::atomic::Ordering;
 
+use base::InodeId;
 use client::fs::S_IFREG;
 
 use super::{Reply, arguments, identity, limit};
@@ -253,6 +254,7 @@ pub fn clone(r: &mut Regs) -> usize {
         return RAW;
     }
     fsys::before_vfork();
+    fsys::before_child();
     let area = thread::area();
     let depth = area.vforks as usize;
     if depth >= VFORKS || table::push_context().is_none() {
@@ -333,7 +335,7 @@ fn fork(r: &mut Regs, mut args: [u64; 11], other: bool) -> usize {
     let held = table::hold_all();
     let mut stack = 0;
     let ret = {
-        fsys::before_fork();
+        fsys::before_child();
         let _locks = (lock::locked(), limit::locked(), fsys::locked(), heap::locked());
         match r.rax {
             nr::CLONE3 => {
@@ -541,6 +543,9 @@ fn publish(slot: &Slot) {
             count += 1;
         }
     });
+    let [cwd, proof] = fsys::shown_cwd().unwrap_or_default();
+    slot.cwd[0].store(cwd, Ordering::Relaxed);
+    slot.cwd[1].store(proof, Ordering::Relaxed);
     slot.threads.store(u32::from(THREADS.load(Ordering::SeqCst)), Ordering::Relaxed);
     slot.count.store(count as u32, Ordering::Release);
 }
@@ -744,6 +749,11 @@ pub fn inherit(slot: i32) {
         return;
     }
     let count = (record.count.load(Ordering::Acquire) as usize).min(SLOT_FDS);
+    let [cwd, proof] = [0, 1].map(|i| record.cwd[i].load(Ordering::Relaxed));
+    if cwd != 0 {
+        context.cwd.store(cwd, Ordering::Release);
+        fsys::show_cwd(InodeId(cwd), proof);
+    }
     if record.threads.load(Ordering::Relaxed) != 0 {
         table::free_own_locks();
     }

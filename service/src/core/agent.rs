@@ -29,6 +29,10 @@ use super::{Effect, Failure, Node};
 const RESIZED: &str = "its log was made longer or shorter";
 /// Between two looks at the sizes of logs.
 const LOGS_PAUSE: Nanos = 20_000_000;
+/// How long it is taken for true what the file system below has left...
+const LEFT_KNOWN: Nanos = 20_000_000;
+/// ... if that is room for so many logs: no writer fills it meanwhile.
+const LEFT_LOGS_MANY: u64 = 16;
 /// Logs of ended sessions that a user may keep, beside one who may be a client. A library keeps that of the session before, and
 /// while it attaches anew that of the one which has just ended: as all do at once whose node has lost its place twice.
 const LEFT_LOGS: usize = 3;
@@ -65,6 +69,8 @@ pub(super) struct Agent {
     /// Sessions that have ended while their processes live, the oldest first.
     pub past: Vec<Past>,
     pub logs_seen: Nanos,
+    /// What the file system below had left, less the logs made since, and when that was.
+    pub left_below: Option<(Nanos, u64)>,
     /// Of each user, how many logs of sessions that are over somebody still has open.
     pub left: BTreeMap<u32, usize>,
     /// When somebody got no space although some was set aside.
@@ -96,6 +102,7 @@ impl Agent {
             locking,
             past: Vec::new(),
             logs_seen: 0,
+            left_below: None,
             left: BTreeMap::new(),
             room_sought: None,
             ends: 0,
@@ -250,16 +257,32 @@ impl Node {
             groups: identity.groups.clone(),
         };
         let bytes = descriptor.segment_bytes();
-        if let Some(spare) = self.env.media.spare()?
-            && spare.free < bytes
+        if let Some(left) = self.left_below(bytes)?
+            && left < bytes
         {
             let text = "the file system below has no room for a log that is full";
-            return Err(MediaError::Io(format!("{text}: {bytes} bytes, and {} left", spare.free)));
+            return Err(MediaError::Io(format!("{text}: {bytes} bytes, and {left} left")));
         }
         let row = self.agent.table.put(&record)?;
         let starts = self.agent.table.starts();
         let media = std::sync::Arc::clone(&self.env.media);
         Client::create(media, segment, descriptor, identity.clone(), process, row, starts)
+    }
+
+    /// What the file system below has left for a log of so many bytes. To find out is to look at every segment: where it was much
+    /// a moment ago, processes that come one after the other go by that, less what they were given.
+    fn left_below(&mut self, bytes: u64) -> Result<Option<u64>, MediaError> {
+        let now = self.env.now;
+        if let Some((at, left)) = &mut self.agent.left_below
+            && now < *at + LEFT_KNOWN
+            && *left / LEFT_LOGS_MANY >= bytes
+        {
+            *left -= bytes;
+            return Ok(Some(*left));
+        }
+        let spare = self.env.media.spare()?;
+        self.agent.left_below = spare.as_ref().map(|spare| (now, spare.free.saturating_sub(bytes)));
+        Ok(spare.map(|spare| spare.free))
     }
 
     /// The process is gone: its log is complete as it is.
@@ -313,10 +336,13 @@ impl Node {
         self.to_head(Message::ClientGone { client: id });
         self.agent.locking.drop_client(id);
         self.agent.active.remove(&id);
-        self.member.publish_now = true;
-        if let Some(client) = self.agent.clients.get_mut(&id) {
-            client.dozing_since = None;
+        let Some(client) = self.agent.clients.get_mut(&id) else { return Ok(()) };
+        client.dozing_since = None;
+        if client.gone && !client.expelled && client.next().0 == 1 {
+            // Who has done nothing leaves nothing that is to be published, and the head bids no farewell (`forget_client`).
+            return self.remove_client(id);
         }
+        self.member.publish_now = true;
         Ok(())
     }
 

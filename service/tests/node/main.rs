@@ -11,6 +11,7 @@ mod coalesce;
 mod crash;
 mod crowds;
 mod early;
+mod ends;
 mod epochs;
 mod fresh;
 mod given_back;

@@ -136,8 +136,13 @@ impl Node {
         self.keep_lost(client, &known.pins);
         self.forget_locks(client)?;
         self.reap_unpinned(known.pins.iter().copied().collect())?;
-        // An empty chunk with sequence 0: every member forgets how far it was.
-        self.emit(ClientId(client.0), Sequence(0), 0, &[])?;
+        if self.settled_of(client).0 == 0 {
+            // Nothing of it is in the stream, so no member has noted anything. (Most programs only read.)
+            self.member.settled.remove(&client);
+        } else {
+            // An empty chunk with sequence 0: every member forgets how far it was.
+            self.emit(ClientId(client.0), Sequence(0), 0, &[])?;
+        }
         self.act(actions)
     }
 
