@@ -429,6 +429,8 @@ pub struct Outcome {
     pub kinds: BTreeMap<&'static str, u64>,
     /// Operations on names of directories that are used jointly.
     pub joint: u64,
+    /// Writes under leases on ranges.
+    pub parts: u64,
     /// Those that did not fit what others had done.
     pub untaken: u64,
     /// Those whose head was lost before anybody else knew of them.
@@ -455,6 +457,7 @@ impl Outcome {
         self.over_quota += other.over_quota;
         self.snapshots += other.snapshots;
         self.joint += other.joint;
+        self.parts += other.parts;
         self.untaken += other.untaken;
         self.unsaid += other.unsaid;
         self.heirs += other.heirs;

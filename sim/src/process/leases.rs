@@ -70,6 +70,13 @@ impl World<'_> {
         Ok(())
     }
 
+    /// Whether the lease on a file that a process was given last is one on ranges. (It may be on its way back by now.)
+    pub(super) fn has_ranges(&self, c: usize, ino: u64) -> bool {
+        let last = self.actors[c].process.as_ref().and_then(|p| p.attached.last());
+        let given = last.and_then(|a| a.given.1.get(&ino));
+        self.preset.shares() && given == Some(&LeaseMode::Joint)
+    }
+
     /// Whether the leases of a process count at this moment, as far as time goes.
     pub(super) fn is_in_time(&self, c: usize) -> bool {
         let last = self.actors[c].process.as_ref().and_then(|p| p.attached.last());
