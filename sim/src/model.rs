@@ -481,6 +481,7 @@ impl Model {
         if self.is_shared(ino) {
             let look = Look::All(seen);
             let told = self.watch_shared((sight, by), ino, (u64::MAX, gone), &look);
+            self.drop_lost();
             return told.map_err(|may| format!("inode {ino}: seen {}; {may}", seen.summary()));
         }
         let told = self.watch(sight, by, ino, u64::MAX, gone, |state| state.shows(seen));

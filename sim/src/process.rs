@@ -804,12 +804,18 @@ impl World<'_> {
             if blocks.as_ref().is_some_and(Vec::is_empty) {
                 continue;
             }
-            let state = match &self.hosts[n].node {
-                Some(node) => state_of(node.volume(), ino)?,
+            let attached = self.process(c).and_then(|p| p.attached.last());
+            let client = attached.map_or(ClientId(0), |a| a.client);
+            let told = |volume: &Volume| {
+                let upto = volume.published(client).map_err(|e| format!("{ino}: {e:?}"))?;
+                Ok::<_, String>((state_of(volume, ino)?, upto.0))
+            };
+            let (state, upto) = match &self.hosts[n].node {
+                Some(node) => told(node.volume())?,
                 None => {
                     let region = std::sync::Arc::clone(&self.hosts[n].region);
                     match Volume::open(region) {
-                        Ok(volume) => state_of(&volume, ino)?,
+                        Ok(volume) => told(&volume)?,
                         Err(_) => continue,
                     }
                 }
@@ -817,11 +823,13 @@ impl World<'_> {
             let down = self.hosts[n].node.is_none();
             self.trace(|| format!("inode {ino} is settled: {} {blocks:?}", state.summary()));
             let settled = match (&state.body, blocks) {
-                // (What others write elsewhere, and it itself, may not be on its node yet.)
+                // (What others write elsewhere may not be on its node yet.)
                 (Body::File(bytes, _), Some(blocks)) => blocks.into_iter().try_for_each(|block| {
                     let from = block * BLOCK;
                     let got = &bytes[from.min(bytes.len())..bytes.len().min(from + BLOCK)];
-                    let look = Look::Bytes { from, want: BLOCK, got };
+                    let mut got = got.to_vec();
+                    self.model.lay_own_over((ino, session), upto, from, &mut got);
+                    let look = Look::Bytes { from, want: BLOCK, got: &got };
                     self.model.glimpse(&[session], ino, u64::MAX, false, &look)
                 }),
                 _ => self.model.observe_early(session, ino, &state),

@@ -118,6 +118,8 @@ struct Stretch<'a> {
     parts: &'a [Version],
     /// Which parts each one needs directly.
     needs: Vec<Vec<usize>>,
+    /// What is certain, and was there before it.
+    before: Vec<Option<usize>>,
     certain: Vec<bool>,
     /// It is certain, and was before anybody looked.
     fixed: Vec<bool>,
@@ -161,13 +163,18 @@ impl<'a> Stretch<'a> {
         }
         // At any moment what is certain was there in its order, and what came before a part was there with it.
         let mut last = None;
-        for i in 0..parts.len() {
-            needs[i].extend(last);
-            if certain[i] {
-                last = Some(i);
-            }
-        }
-        Self { base: &versions[at - 1], at, parts, needs, certain, fixed }
+        let before = certain.iter().enumerate().map(|(i, certain)| {
+            let before = last;
+            last = if *certain { Some(i) } else { last };
+            before
+        });
+        let before = before.collect();
+        Self { base: &versions[at - 1], at, parts, needs, before, certain, fixed }
+    }
+
+    /// What is there if that part is.
+    fn needs(&self, i: usize) -> impl Iterator<Item = usize> {
+        self.needs[i].iter().copied().chain(self.before[i])
     }
 
     /// Everything that can be there without those.
@@ -175,7 +182,7 @@ impl<'a> Stretch<'a> {
         let mut there = vec![true; self.parts.len()];
         without.iter().for_each(|i| there[*i] = false);
         for i in 0..there.len() {
-            there[i] = there[i] && self.needs[i].iter().all(|need| there[*need]);
+            there[i] = there[i] && self.needs(i).all(|need| there[need]);
         }
         there
     }
@@ -186,31 +193,44 @@ impl<'a> Stretch<'a> {
         with.iter().for_each(|i| there[*i] = true);
         for i in (0..there.len()).rev() {
             if there[i] {
-                self.needs[i].iter().for_each(|need| there[*need] = true);
+                self.needs(i).for_each(|need| there[need] = true);
             }
         }
         there
     }
 
-    /// What is there at least and at most, if that can be.
+    /// What those were made of, and they.
+    fn shown(&self, with: &[usize]) -> Vec<bool> {
+        let mut shown = vec![false; self.parts.len()];
+        with.iter().for_each(|i| shown[*i] = true);
+        for i in (0..shown.len()).rev() {
+            if shown[i] {
+                self.needs[i].iter().for_each(|need| shown[*need] = true);
+            }
+        }
+        shown
+    }
+
+    /// What that shows, and what is there at most, if it can be.
     fn solve(&self, way: &Way) -> Option<(Vec<bool>, Vec<bool>)> {
         let most = self.most(&way.without);
-        let mut least = self.least(&way.with);
-        if least.iter().zip(&most).any(|(least, most)| *least && !most) {
+        let mut least = self.least(&way.with).into_iter().zip(&most);
+        if least.any(|(least, most)| least && !most) {
             return None;
         }
+        let mut shown = self.shown(&way.with);
         for all in &way.one_of {
             let mut any: Option<Vec<bool>> = None;
             for i in all.iter().filter(|i| most[**i]) {
-                let one = self.least(&[*i]);
+                let one = self.shown(&[*i]);
                 any = Some(match any {
                     None => one,
                     Some(any) => any.iter().zip(one).map(|(a, b)| *a && b).collect(),
                 });
             }
-            least.iter_mut().zip(any?).for_each(|(least, any)| *least |= any);
+            shown.iter_mut().zip(any?).for_each(|(shown, any)| *shown |= any);
         }
-        Some((least, most))
+        Some((shown, most))
     }
 
     fn bytes(&self) -> &'a [u8] {
@@ -330,7 +350,7 @@ impl<'a> Stretch<'a> {
                 ways.push(Way { with, without, one_of: Vec::new() });
             }
             for i in all().filter(|i| !there[*i]) {
-                if self.needs[i].iter().all(|need| there[*need]) {
+                if self.needs(i).all(|need| there[need]) {
                     let mut more = there.clone();
                     more[i] = true;
                     if known.insert(more.clone()) {
@@ -345,7 +365,7 @@ impl<'a> Stretch<'a> {
         Some(ways)
     }
 
-    /// What is there, at least and at most, in each way in which that may have been seen.
+    /// What was seen, and what is there at most, in each way in which that may have been.
     fn explain(&self, look: &Look<'_>) -> Vec<(Vec<bool>, Vec<bool>)> {
         if self.parts.is_empty() {
             return if look.fits(&self.base.state) { vec![Default::default()] } else { Vec::new() };
@@ -381,9 +401,9 @@ impl<'a> Stretch<'a> {
     }
 }
 
-/// What of a file's versions is there at least, and at most, where they show what was seen.
+/// Which of a file's versions were seen, and which there are at most, where they show what was seen.
 struct Found {
-    least: Vec<bool>,
+    shown: Vec<bool>,
     most: Vec<bool>,
     /// The version of the whole file that it may be at the latest.
     base: usize,
@@ -512,6 +532,21 @@ impl Model {
         Some(blocks.into_iter().filter(|block| of(block).is_some_and(|v| !known(v))).collect())
     }
 
+    /// Puts over some bytes of a file, as a node has them, what a session has done behind those of its operations that the node has.
+    pub fn lay_own_over(&self, (ino, by): (u64, usize), after: u64, from: usize, bytes: &mut [u8]) {
+        let own = |v: &&Version| v.by.is_some_and(|(s, seq)| s == by && seq > after);
+        for v in self.inodes.get(&ino).into_iter().flatten().filter(own) {
+            match (&v.part, &v.state.body) {
+                (Some(part), _) => drop(part.copy_to(from, bytes)),
+                (None, Body::File(all, _)) => {
+                    let there = all.get(from..).unwrap_or(&[]);
+                    bytes.iter_mut().zip(there).for_each(|(byte, there)| *byte = *there);
+                }
+                _ => {}
+            }
+        }
+    }
+
     /// What was seen must be what some set of versions shows.
     fn find(&self, versions: &[Version], since: u64, look: &Look<'_>) -> Option<Found> {
         let (bases, mut end) = (bases(versions), versions.len());
@@ -523,19 +558,19 @@ impl Model {
             let stretch = Stretch::new(versions, base + 1, end, certain, later, since);
             end = base;
             if !later_fixed {
-                for (least, most) in stretch.explain(look) {
+                for (shown, most) in stretch.explain(look) {
                     let (mut all, mut any) =
                         (vec![false; versions.len()], vec![false; versions.len()]);
                     all[..=base].fill(true);
                     any[..=base].fill(true);
-                    all[stretch.at..stretch.at + least.len()].copy_from_slice(&least);
+                    all[stretch.at..stretch.at + shown.len()].copy_from_slice(&shown);
                     any[stretch.at..stretch.at + most.len()].copy_from_slice(&most);
                     match &mut found {
                         None => {
-                            found = Some(Found { least: all, most: any, base, one_kind: true });
+                            found = Some(Found { shown: all, most: any, base, one_kind: true });
                         }
                         Some(found) => {
-                            found.least.iter_mut().zip(all).for_each(|(a, b)| *a &= b);
+                            found.shown.iter_mut().zip(all).for_each(|(a, b)| *a &= b);
                             found.most.iter_mut().zip(any).for_each(|(a, b)| *a |= b);
                             let (a, b) = (&versions[base].state, &versions[found.base].state);
                             found.one_kind &= a.xattrs == b.xattrs;
@@ -594,7 +629,7 @@ impl Model {
         let absent: Vec<(usize, u64)> = absent.collect();
         absent.into_iter().for_each(|(s, seq)| self.lower(s, seq - 1));
         let early = sight == Sight::Early && by.is_some();
-        let there = versions.iter_mut().zip(&found.least).filter(|(_, there)| **there);
+        let there = versions.iter_mut().zip(&found.shown).filter(|(_, there)| **there);
         for (v, _) in there {
             let Some((s, seq)) = v.by.filter(|_| !is_own(v)) else { continue };
             match by.filter(|_| early) {
@@ -631,7 +666,7 @@ impl Model {
         let known = if found.one_kind { base.xattrs.clone() } else { None };
         let mut state = if seen.is_gone() { base } else { seen.clone() };
         state.xattrs = if seen.xattrs.is_some() { seen.xattrs.clone() } else { known };
-        let last = found.least.iter().rposition(|there| *there).unwrap_or(0);
+        let last = found.shown.iter().rposition(|there| *there).unwrap_or(0);
         let at = versions[last].at;
         let mut until = u64::MAX;
         for (v, there) in versions.iter().zip(&found.most).rev() {
