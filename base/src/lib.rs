@@ -25,6 +25,7 @@ pub mod output;
 pub mod planted;
 pub mod random;
 pub mod siphash;
+pub mod spans;
 pub mod wire;
 
 pub use checksum::crc32c;

@@ -814,6 +814,20 @@ pub enum Bug {
     ZeroesUnwritten = 536,
     /// Of what was not known when an image was opened nobody asks again.
     UnknownForGood = 537,
+    /// Two clients are given the same bytes of a file.
+    RangeUnjudged = 545,
+    /// Who has some bytes of a file reads others of it.
+    RangeReadElsewhere = 546,
+    /// A file that several write has the times of who comes to the head last.
+    RangeTimesByOrder = 547,
+    /// Bytes of a file are granted before what others wrote there is on the node of who gets them.
+    RangeGrantStale = 548,
+    /// Who gets a joint lease of a file again goes on with the bytes that it had under the last one.
+    RangeKeptOnRecall = 549,
+    /// Who has some bytes of a file writes others of it, and the head takes that.
+    RangeWriteUnjudged = 550,
+    /// A head that does not know which bytes a client has believes that it has none.
+    RangesUnreported = 551,
     /// A file of which one block changed differs in all that its changed runs hold.
     DifferenceWhole = 490,
     /// Who is not the super-user is told what two snapshots have otherwise.
@@ -2641,6 +2655,41 @@ impl Bug {
             Bug::SeenUntold,
             "seen-untold",
             "an fsync vouches for what was seen of another node's client, and is lost",
+        ),
+        (
+            Bug::RangeUnjudged,
+            "range-unjudged",
+            "two processes have the same bytes of a file, and one's are lost",
+        ),
+        (
+            Bug::RangeReadElsewhere,
+            "range-read-elsewhere",
+            "who has some bytes of a file reads old ones of another process",
+        ),
+        (
+            Bug::RangeTimesByOrder,
+            "range-times-by-order",
+            "the time of a file that several write goes back",
+        ),
+        (
+            Bug::RangeGrantStale,
+            "range-grant-stale",
+            "who gets bytes of a file that another process wrote reads older ones",
+        ),
+        (
+            Bug::RangeKeptOnRecall,
+            "range-kept-on-recall",
+            "who had bytes of a file, and has them no more, writes them beside who has",
+        ),
+        (
+            Bug::RangeWriteUnjudged,
+            "range-write-unjudged",
+            "a program writes bytes of a file that are another's",
+        ),
+        (
+            Bug::RangesUnreported,
+            "ranges-unreported",
+            "a new head refuses writes that were acknowledged, of bytes of a file that several use",
         ),
         (
             Bug::EarlyVouches,

@@ -479,6 +479,42 @@ impl<H: Host> LibFsOn<H> {
         Err(Stop::Wait(Wait::Lease { ino, mode, flags }))
     }
 
+    /// The same for bytes of a file that are to be written: if others use other bytes of it, these alone will do. `may_share`: nothing but
+    /// bytes and times is changed.
+    pub(crate) fn hold_bytes(
+        &self,
+        turn: &mut Turn<H>,
+        ino: InodeId,
+        state: &mut State,
+        bytes: &Range<u64>,
+        may_share: bool,
+    ) -> Step<(), H> {
+        let share = self.config.limits.ranges && may_share && !bytes.is_empty();
+        match self.hold(turn, ino, state, LeaseMode::Write, 0) {
+            // (If it is another file by now, or shorter, what is known of it is no more than a guess: then the answer says so.)
+            Err(Stop::Wait(Wait::Lease { flags: 0, .. }))
+                if share && state.pinned && bytes.end <= state.record.size =>
+            {
+                if self.has_bytes(turn.session, state, bytes) {
+                    return Ok(());
+                }
+                Err(Stop::Wait(Wait::Bytes { ino, from: bytes.start, to: bytes.end }))
+            }
+            other => other,
+        }
+    }
+
+    /// Whether this client may read and change these bytes beside others who use others, time aside.
+    #[inline]
+    pub(crate) fn has_bytes(
+        &self,
+        session: &Session<H>,
+        state: &State,
+        bytes: &Range<u64>,
+    ) -> bool {
+        self.held(session, state, LeaseMode::Joint) && state.has_bytes(bytes)
+    }
+
     /// Nobody came before this call who changes bytes of that range.
     #[inline]
     pub(crate) fn may_change(
@@ -551,7 +587,9 @@ impl<H: Host> LibFsOn<H> {
         let segment = &session.segment;
         let inside = (!planted(Bug::NotInside)).then(|| segment.enter());
         // (Of a directory that others use as well only names are changed.)
-        let jointly = |s: &State| s.is_joint() && self.held(session, s, LeaseMode::Joint);
+        // (And of a file of which others have other bytes, only this client's: whoever appends has looked, and has it locked.)
+        let jointly =
+            |s: &State| (s.is_joint() || s.shares()) && self.held(session, s, LeaseMode::Joint);
         let good = segment.attached()
             && leases.iter().all(|s| self.held(session, s, LeaseMode::Write) || jointly(s))
             && turn.has_grounds()

@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use rustix::process::Signal;
 use serde_json::{Value, json};
 
-use crate::config::{CAPACITY, Transport};
+use crate::config::{CAPACITY, Leases, Transport};
 use crate::failure::{Failure, Kind, Result};
 use crate::local::{self, Local, NODE_PROCESSES, Plan};
 use crate::output::Output;
@@ -116,6 +116,9 @@ pub struct UpArgs {
     /// Each node in a network namespace of its own, so that links can be cut (as root, by TCP)
     #[arg(long)]
     apart: bool,
+    /// What programs of different processes are given that write one file at the same time: all of it, or the bytes that each uses
+    #[arg(long, default_value = "files", value_parser = ["files", "ranges"])]
+    leases: String,
     /// Space for data on each node
     #[arg(long, default_value = "4GiB", value_parser = parse_bytes)]
     capacity: u64,
@@ -173,6 +176,7 @@ fn up(out: &Output, args: &UpArgs) -> Result<()> {
             _ => Transport::Tcp,
         },
         apart: args.apart,
+        leases: if args.leases == "ranges" { Leases::Ranges } else { Leases::Files },
         capacity: args.capacity,
         mounted: !args.no_mount,
         mount: args.mount.as_deref().map(std::path::absolute).transpose().map_err(|error| {

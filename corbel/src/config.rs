@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 pub use value::{
-    Authentication, Compression, Copies, Cores, Durability, Encryption, Metrics, Pipeline,
+    Authentication, Compression, Copies, Cores, Durability, Encryption, Leases, Metrics, Pipeline,
     Scheduler, Size, Transport, Value, Weights,
 };
 
@@ -179,6 +179,9 @@ config! {
         /// Who makes the copies of what is published where they are long: "hostd" (LineFS's publishing on the host) or "nicfs", which makes
         /// the short ones in any case.
         copies: Copies = Copies::Hostd;
+        /// What programs of different processes are given that write one file at the same time: "files" (all of it, one after the other) or
+        /// "ranges" (the bytes that each of them uses, as long as these are others: a checkpoint in strides, a table for each).
+        leases: Leases = Leases::Files;
         /// Which of the programs that want something at the same time is served first: "urgent" (one that waits for an answer or for an
         /// fsync; the others wait for `hold_back` at most; among them users share by `weights`, however many programs each
         /// runs) or "round-robin" (one program after the other).

@@ -25,7 +25,7 @@ use cluster::transport::PeerAddress;
 use rustix::process::Signal;
 
 use crate::config::{
-    Authentication, Compression, Config, Copies, Durability, Pipeline, Size, Transport,
+    Authentication, Compression, Config, Copies, Durability, Leases, Pipeline, Size, Transport,
 };
 use crate::failure::{Context, Failure, Kind, Result};
 use crate::links::{Links, Side};
@@ -62,6 +62,8 @@ pub struct Plan {
     pub pipeline: Pipeline,
     /// Who makes the long copies of what is published.
     pub copies: Copies,
+    /// What programs are given that write one file at the same time.
+    pub leases: Leases,
 }
 
 impl Plan {
@@ -82,6 +84,7 @@ impl Plan {
             compression: Compression::Auto,
             pipeline: Pipeline::Pipelined,
             copies: Copies::Hostd,
+            leases: Leases::Files,
         }
     }
 
@@ -347,6 +350,7 @@ impl Local {
         config.cluster.compression = plan.compression;
         config.service.pipeline = plan.pipeline;
         config.service.copies = plan.copies;
+        config.service.leases = plan.leases;
         config.cluster.keys = self.keys();
         config.cluster.coordinator_dir = self.dir.join("coordinator");
         // On one machine there is no port for strangers to knock at.

@@ -225,7 +225,12 @@ fn open_verified(source: &str, verify: Verify, heir: u128) -> Result<Arc<dyn Fil
         whole_log: true,
         verify,
         heir,
-        limits: libfs::Limits { inodes: libfs::limits::INODES_MAX, ..libfs::Limits::SHIPPED },
+        limits: libfs::Limits {
+            inodes: libfs::limits::INODES_MAX,
+            // The kernel caches whole files.
+            ranges: false,
+            ..libfs::Limits::SHIPPED
+        },
         ..libfs::Config::new(source.as_bytes())
     };
     let fs = LibFs::attach(config).map_err(|error| {

@@ -231,6 +231,7 @@ pub fn nicfs_config(config: &Config) -> service::NicfsConfig {
             crate::config::Pipeline::HostBackground => service::config::Pipeline::HostBackground,
             crate::config::Pipeline::Host => service::config::Pipeline::Host,
         },
+        ranges: config.service.leases == crate::config::Leases::Ranges,
         host_copies: config.service.copies == crate::config::Copies::Hostd,
         inline_bytes: usize::try_from(config.service.inline.0).unwrap_or(usize::MAX),
         hold: u64::try_from(config.service.hold_back.as_nanos()).unwrap_or(u64::MAX),

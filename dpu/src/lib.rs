@@ -200,6 +200,8 @@ fn open(source: &str, heir: u128) -> Result<Arc<dyn FileSystem>, Errno> {
         patient: true,
         whole_log: true,
         heir,
+        // The guest's kernel caches whole files.
+        limits: libfs::Limits { ranges: false, ..libfs::Limits::SHIPPED },
         ..libfs::Config::new(source.as_bytes())
     };
     Ok(Arc::new(LibFs::attach(config)?))

@@ -169,7 +169,8 @@ impl Bad {
         let ino = forge::inode(input, known);
         let mode = [LeaseMode::None, LeaseMode::Read, LeaseMode::Write][input.below(3)];
         let list = input.u16() % 4000;
-        let request = match input.below(20) {
+        let request = match input.below(21) {
+            20 => Request::Range { ino, flags: input.u8(), from: input.odd(), to: input.odd() },
             19 => Request::Differences {
                 before: input.odd(),
                 number: input.odd(),

@@ -4,12 +4,12 @@
 use base::crc32c;
 use cluster::limits::BODY_MAX;
 use placement::codec::Codec;
-use service::core::message::{CHUNK, ENTRIES, SNAPSHOT};
+use service::core::message::{CHUNK, ENTRIES, IMAGE, SNAPSHOT};
 use service::packing::{pack, thin, unpack};
 use storage::format::chunk::ChunkHeader;
 use storage::format::entry::{Op, pad_over};
 
-const KINDS: [u16; 3] = [CHUNK, ENTRIES, SNAPSHOT];
+const KINDS: [u16; 4] = [CHUNK, ENTRIES, SNAPSHOT, IMAGE];
 /// Longer claims are left as they are.
 const CLAIM_MAX: usize = 1 << 20;
 
@@ -62,7 +62,7 @@ pub fn run(data: &[u8]) {
         Err(why) => assert!(why.to_string().len() > 10, "{why}"),
     }
     if rest.len() >= 12 && rest.len() <= BODY_MAX {
-        there_and_back(KINDS[usize::from(which) % 3], rest);
+        there_and_back(KINDS[usize::from(which) % KINDS.len()], rest);
     }
 }
 

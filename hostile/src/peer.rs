@@ -14,6 +14,7 @@ use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
 use storage::format::item::Snapshot;
 use storage::format::page::Key;
+use storage::format::rpc::Span;
 use storage::volume::image::ImageEnd;
 
 use crate::forge;
@@ -117,7 +118,10 @@ impl World {
                 let last = Sequence(first.saturating_add(u64::from(count)));
                 Message::Entries { client, first: Sequence(first), last, raw: raw.into() }
             }
-            6 => Message::LeaseWant { client, ino, token, mode, flags: input.u8() },
+            6 => {
+                let (flags, span) = (input.u8(), Span { from: input.odd(), to: input.odd() });
+                Message::LeaseWant { client, ino, token, mode, flags, span }
+            }
             7 => Message::Granted {
                 client,
                 ino,
@@ -125,6 +129,7 @@ impl World {
                 mode,
                 errno: input.odd() as u16,
                 stream: seq,
+                span: Span { from: input.odd(), to: input.odd() },
             },
             8 => Message::NumbersWant { client, token, count: input.odd() as u32 },
             9 => Message::Numbers { client, token, first: ino, count: input.odd() as u32 },

@@ -108,6 +108,8 @@ pub struct NicfsConfig {
     pub pipeline: Pipeline,
     /// Work on no more bytes than that is done by the thread that decides.
     pub inline_bytes: usize,
+    /// Whether clients that use other bytes of a file are given these, and not all of it one after the other.
+    pub ranges: bool,
     /// Whether hostd makes the copies of what is published where they are long.
     pub host_copies: bool,
     /// Nanoseconds for which entries that nobody waits for may be held back.

@@ -39,6 +39,7 @@ pub mod offer;
 mod part;
 mod parts;
 mod past;
+mod ranges;
 mod reach;
 mod recall;
 pub mod reconcile;
@@ -782,8 +783,8 @@ impl Node {
             Message::Image { seq, piece, last_inode, end, waits, raw } if from_head => {
                 self.image_arrived(seq, piece, last_inode, (end, waits), &raw)
             }
-            Message::Granted { client, ino, token, mode, errno, stream } if from_head => {
-                self.granted(client, ino, token, mode, errno, stream);
+            Message::Granted { client, ino, token, mode, errno, stream, span } if from_head => {
+                self.granted(client, ino, token, (mode, span), errno, stream);
                 Ok(())
             }
             Message::Numbers { client, token, first, count } if from_head => {

@@ -206,6 +206,9 @@ impl Head {
         if bomb && !planted(Bug::BombTaken) {
             return Err(r.corrupt("claims to hold more than so few bytes can"));
         }
+        if how == How::Thin && !thin::fits(r.rest(), raw) && !planted(Bug::BombTaken) {
+            return Err(r.corrupt("claims another length than its entries have"));
+        }
         Ok(Self { epoch, kind, how, clear, raw, raw_crc })
     }
 

@@ -51,6 +51,7 @@ fn config(dir: &Path) -> NicfsConfig {
         pipeline: service::config::Pipeline::Pipelined,
         inline_bytes: 128 << 10,
         host_copies: true,
+        ranges: true,
         hold: 2_000_000,
         compression: service::packing::Compression::Auto,
         fabric_delay: 0,

@@ -234,7 +234,8 @@ fn draw_soles(limits: &mut Limits, random: &mut Random) {
 
 /// The bounds of a node: as shipped, or so small that their edges are met within a few operations.
 fn draw_limits(random: &mut Random, (keeps_chunks, by_hand, joint): (bool, bool, bool)) -> Limits {
-    let mut limits = Limits::SHIPPED;
+    // The model knows one writer of a file at a time.
+    let mut limits = Limits { ranges: 0, ..Limits::SHIPPED };
     if joint {
         // Not drawn from the others' numbers.
         let mut random = Random::new(random.clone().next_u64() ^ 0x101e);

@@ -248,9 +248,17 @@ impl<H: Host> LibFsOn<H> {
             let session = turn.session;
             let shared = self.config.limits.aside && inode.is_shared();
             let state = inode.state.read_by(Self::reader(open));
-            if !self.held(session, &state, LeaseMode::Read) {
+            let end = offset.saturating_add(buf.len() as u64).min(state.record.size);
+            let bytes = offset.min(end)..end;
+            let own = || self.has_bytes(session, &state, &bytes);
+            if !self.held(session, &state, LeaseMode::Read) && !own() {
                 turn.refused(inode.ino)?;
-                let (ino, mode) = (inode.ino, LeaseMode::Read);
+                let ino = inode.ino;
+                if state.shared && self.config.limits.ranges && !bytes.is_empty() && state.pinned {
+                    // Beside others who have others.
+                    return Err(Stop::Wait(Wait::Bytes { ino, from: bytes.start, to: bytes.end }));
+                }
+                let mode = LeaseMode::Read;
                 return Err(Stop::Wait(Wait::Lease { ino, mode, flags: 0 }));
             }
             if shared
@@ -264,7 +272,8 @@ impl<H: Host> LibFsOn<H> {
             let copied = self.copy_out(turn, open, &state, offset, buf);
             // The copy counts only if the lease still holds after it.
             then_look();
-            if !self.holds(session, &state, LeaseMode::Read) && !planted(Bug::ReadUnchecked) {
+            let held = self.held(session, &state, LeaseMode::Read) || own();
+            if !(held && session.segment.in_time()) && !planted(Bug::ReadUnchecked) {
                 return Err(Stop::Wait(Wait::Again));
             }
             copied
@@ -633,7 +642,12 @@ impl<H: Host> LibFsOn<H> {
                 if self.config.limits.aside && open.inode.state.is_contended() {
                     state.spread();
                 }
-                self.hold(turn, open.inode.ino, &mut state, LeaseMode::Write, 0)?;
+                let bytes = next..next.saturating_add(part.len() as u64);
+                let may_share = how == How::Call
+                    && open.flags & O_DSYNC == 0
+                    && !Self::has_privileges(&state)
+                    && !self.clears_setid(&state);
+                self.hold_bytes(turn, open.inode.ino, &mut state, &bytes, may_share)?;
                 // Others may have appended since the last entry, where a lease was lost in between.
                 let goes_on = first.is_some() && planted(Bug::AppendGoesOn);
                 let size = before.unwrap_or(state.record.size);

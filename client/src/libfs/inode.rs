@@ -6,6 +6,7 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use base::planted::{Bug, planted};
+use base::spans::Spans;
 use base::{Errno, InodeId, Sequence};
 use hashbrown::HashMap;
 use storage::format::control::{LeaseMode, LeaseWord};
@@ -19,7 +20,7 @@ use super::pieces::Pieces;
 use super::ranges::{Ranges, Ticket};
 use super::session::Session;
 use super::sync::RwLock;
-use crate::fs::{Attr, LEARNT_ELSEWHERE, Result, S_IFDIR, S_IFMT, Time};
+use crate::fs::{Attr, LEARNT_ELSEWHERE, Result, S_IFDIR, S_IFMT, S_IFREG, Time};
 
 /// Hash of names and numbers: FNV-1a; no secret is needed because each map belongs to one process.
 #[derive(Clone, Copy, Debug, Default)]
@@ -104,6 +105,11 @@ pub struct State {
     /// Not every member may have what others had done to the file when the lease was granted (`rpc::WANT_EARLY`): the last own
     /// operation on it then. Whatever was done since is behind that in the stream.
     pub early: Option<Sequence>,
+    /// What this client has of a regular file that others write as well (`control`, "Ranges").
+    pub own: Own,
+    /// It had some the last time that it was to have bytes alone: those that it wants to read are asked for in this way, too, since who asks for
+    /// all of the file to read it takes everything from everybody.
+    pub shared: bool,
     /// Session (attachment) that the lease belongs to.
     pub session: u64,
     /// Attributes, own operations included.
@@ -153,6 +159,15 @@ pub struct State {
     pub turns: Turns,
     /// See [`Attr::learnt`].
     pub learnt: u64,
+}
+
+/// The bytes that a client has of a file under a joint lease.
+#[derive(Debug, Default)]
+pub struct Own {
+    /// Whole blocks, of which nobody else has one.
+    pub bytes: Spans,
+    /// Since which generation of the lease's word it has had it all the time.
+    pub since: u64,
 }
 
 /// Whether a client that reads a file which another one has written writes it next, as who takes turns with others does: it
@@ -376,9 +391,21 @@ impl State {
         self.lease.word.mode()
     }
 
+    /// Whether the lease held last is one of a regular file of which others have other bytes.
+    pub fn shares(&self) -> bool {
+        self.mode() == LeaseMode::Joint && self.record.mode & S_IFMT == S_IFREG
+    }
+
+    /// Whether these are bytes of such a file that are this client's; what is behind its end nobody has.
+    pub fn has_bytes(&self, bytes: &Range<u64>) -> bool {
+        self.shares()
+            && bytes.end <= self.record.size
+            && (self.own.bytes.has_all(bytes) || planted(Bug::RangeReadElsewhere))
+    }
+
     /// Whether the lease held last, and own operations that are on every member, say that others' are, too.
     pub fn vouches(&self) -> bool {
-        !self.is_joint()
+        self.mode() != LeaseMode::Joint
             && (self.early.is_none_or(|last| self.last > last) || planted(Bug::EarlyVouches))
     }
 

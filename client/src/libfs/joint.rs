@@ -74,7 +74,7 @@ pub struct Given(Map<Vec<u8>, (InodeId, u32, Granted)>);
 impl State {
     /// Whether others use the names of the directory, too.
     pub(crate) fn is_joint(&self) -> bool {
-        self.mode() == LeaseMode::Joint
+        self.mode() == LeaseMode::Joint && !self.shares()
     }
 
     /// This client is about to take a name away: when it is judged others see that at once, and other threads of this client shall.

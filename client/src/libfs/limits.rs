@@ -38,6 +38,9 @@ pub struct Limits {
     /// Bytes of a write are copied into the log, and those of a read out of it or an arena, with nothing locked. Without,
     /// threads that share a file wait for each other's copies (for measurements: `corbel bench shared-file`).
     pub aside: bool,
+    /// Whether bytes of a file are asked for alone where others use others (`control`, "Ranges"). A kernel in front of this may cache what it
+    /// read under a lease of all of the file only.
+    pub ranges: bool,
     /// Bytes copied between two looks at the lease.
     pub read_piece: usize,
     /// Bytes asked for at once where the arena may not be mapped: less than a request slot holds.
@@ -82,6 +85,7 @@ impl Limits {
         write_piece: 256 << 10,
         append_piece: 1 << 20,
         aside: true,
+        ranges: true,
         read_piece: 256 << 10,
         remote_read: 56 << 10,
         copy_min: 256 << 10,

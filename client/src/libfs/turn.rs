@@ -16,11 +16,11 @@ use base::planted::{Bug, planted};
 use base::{Errno, InodeId, Sequence};
 use storage::format::control::{self, LeaseMode};
 use storage::format::proof::Proof;
-use storage::format::rpc::{self, Granted, InodeRecord, InodeReply, Request};
+use storage::format::rpc::{self, Granted, InodeRecord, InodeReply, Request, Span};
 
 use super::LibFsOn;
 use super::host::{Arena, Host};
-use super::inode::{Inode, Known, Queued, State};
+use super::inode::{Inode, Known, Own, Queued, State};
 use super::joint::Joint;
 use super::log::{Full, Lent};
 use super::ranges::Ticket;
@@ -53,6 +53,8 @@ pub(crate) enum Wait<H: Host> {
     Again,
     /// A lease on an inode, and with the flags of `rpc` a pin or a right, and what the service knows of it.
     Lease { ino: InodeId, mode: LeaseMode, flags: u8 },
+    /// A lease to write all of a file, or these bytes beside others who use others.
+    Bytes { ino: InodeId, from: u64, to: u64 },
     /// What the service knows of an inode after all that was done to it here, though a lease is held.
     Renewal { ino: InodeId },
     /// What a name leads to, and a lease of that mode on it.
@@ -444,10 +446,16 @@ impl<H: Host> LibFsOn<H> {
                 if turn.loses_more_than(self.config.limits.lost) && !planted(Bug::TogetherApart) {
                     self.fetch_together(turn)
                 } else {
-                    self.fetch_inode(turn, ino, mode, flags, false)
+                    self.fetch_inode(turn, ino, (mode, Span::NONE), flags, false)
                 }
             }
-            Wait::Renewal { ino } => self.fetch_inode(turn, ino, LeaseMode::Read, 0, true),
+            Wait::Bytes { ino, from, to } => {
+                let span = Span { from, to };
+                self.fetch_inode(turn, ino, (LeaseMode::Write, span), 0, false)
+            }
+            Wait::Renewal { ino } => {
+                self.fetch_inode(turn, ino, (LeaseMode::Read, Span::NONE), 0, true)
+            }
             Wait::Name { dir, name, mode } => self.fetch_name(turn, dir, name, mode),
             Wait::Extents { ino, from } => self.fetch_extents(session, ino, from),
             Wait::Numbers => self.fetch_numbers(session),
@@ -520,7 +528,8 @@ impl<H: Host> LibFsOn<H> {
             (turn.lost, turn.rounds) = (0, 0);
         }
         for (ino, mode, flags) in asked {
-            self.fetch_inode(turn, ino, mode, flags | rpc::WANT_TOGETHER, false)?;
+            let what = (mode, Span::NONE);
+            self.fetch_inode(turn, ino, what, flags | rpc::WANT_TOGETHER, false)?;
             if turn.failed.is_some_and(|(failed, _)| failed == ino) {
                 // If the next attempt needs it still it asks again.
                 turn.asked.retain(|(known, ..)| *known != ino);
@@ -536,7 +545,7 @@ impl<H: Host> LibFsOn<H> {
         &self,
         turn: &mut Turn<H>,
         ino: InodeId,
-        mode: LeaseMode,
+        (mode, span): (LeaseMode, Span),
         flags: u8,
         renew: bool,
     ) -> Result<()> {
@@ -554,6 +563,14 @@ impl<H: Host> LibFsOn<H> {
             if ours && !renew && self.knows(session, &state, mode, flags) {
                 return Ok(());
             }
+            if ours && !span.is_empty() && self.has_bytes(session, &state, &span.range()) {
+                return Ok(());
+            }
+            // It goes on with what it knows, and gets more bytes.
+            let more = !span.is_empty()
+                && ours
+                && state.shares()
+                && self.held(session, &state, LeaseMode::Joint);
             let held = ours && self.held(session, &state, LeaseMode::Read);
             let last = if ours { state.last } else { Sequence(0) };
             let is_file = state.record.mode & S_IFMT == S_IFREG;
@@ -566,13 +583,18 @@ impl<H: Host> LibFsOn<H> {
             let pinned = ours && state.pinned || state.open == 0 || planted(Bug::PinForgotten);
             let flags = flags | if pinned { 0 } else { rpc::WANT_PIN };
             let flags = flags | if renew && state.is_joint() { rpc::WANT_JOINT } else { 0 };
-            (mode, flags, session.known_after(last))
+            let after = if more { Sequence(0) } else { session.known_after(last) };
+            (mode, flags, after)
         };
         // An earlier close that the service was not told of yet must not take this pin away.
         let closed = flags & rpc::WANT_PIN != 0 && self.untell_closed(session, ino);
         let mut body = Vec::new();
         let flags = flags | rpc::WANT_EARLY;
-        let asked = session.call(&Request::Inode { ino, mode, flags }, after, &mut body);
+        let request = match span.is_empty() {
+            true => Request::Inode { ino, mode, flags },
+            false => Request::Range { ino, flags, from: span.from, to: span.to },
+        };
+        let asked = session.call(&request, after, &mut body);
         match asked {
             Ok(()) => {}
             Err(Errno::INTR) => {
@@ -623,6 +645,15 @@ impl<H: Host> LibFsOn<H> {
         if state.open > 0 && !state.pinned && !planted(Bug::PinForgotten) {
             return;
         }
+        let shares = granted.word.mode() == LeaseMode::Joint && !reply.span.is_empty();
+        if shares && reply.since == state.own.since && current {
+            // It has had the lease all the time: what it knows of its bytes is so, and these are its own as well.
+            state.lease = granted;
+            state.own.bytes.insert(reply.span.range());
+            // Others may have given these other blocks, before.
+            state.pieces.forget_extents();
+            return;
+        }
         if (state.last > after || !current) && !planted(Bug::OldAnswerInstalled) {
             return;
         }
@@ -632,6 +663,18 @@ impl<H: Host> LibFsOn<H> {
             state.early = early.then_some(state.last);
         }
         state.lease = granted;
+        if !planted(Bug::RangeKeptOnRecall) {
+            state.own = Own::default();
+        }
+        match granted.word.mode() {
+            LeaseMode::Joint => state.shared = shares,
+            LeaseMode::Write => state.shared = false,
+            LeaseMode::Read | LeaseMode::None => {}
+        }
+        if shares {
+            state.own.since = reply.since;
+            state.own.bytes.insert(reply.span.range());
+        }
         state.record = reply.record;
         state.learnt = self.learnt.add(1, Ordering::Relaxed) + 1;
         state.blocks_guessed = false;
@@ -673,6 +716,7 @@ impl<H: Host> LibFsOn<H> {
         }
         state.session = session.number;
         state.lease = Granted::default();
+        state.own = Own::default();
         state.last = Sequence(0);
         state.suspects = Default::default();
         state.extents_after = Sequence(0);
@@ -766,7 +810,7 @@ impl<H: Host> LibFsOn<H> {
                 // Another thread has got a list meanwhile, which may be all that this one lacks.
                 return Ok(());
             }
-            if !self.held(session, &state, LeaseMode::Read) {
+            if !self.reads(session, &state) {
                 return Ok(());
             }
             let published = Sequence(session.segment.word(control::PUBLISHED));
@@ -781,7 +825,7 @@ impl<H: Host> LibFsOn<H> {
         }
         let mut state = inode.state.write();
         // Another thread may have moved blocks since, or the lease is gone.
-        let counts = self.held(session, &state, LeaseMode::Read)
+        let counts = self.reads(session, &state)
             && (state.lease == lease || planted(Bug::OldAnswerInstalled))
             && (state.extents_after <= reflected || planted(Bug::OldExtents));
         if counts {
@@ -793,6 +837,12 @@ impl<H: Host> LibFsOn<H> {
             }
         }
         Ok(())
+    }
+
+    /// Whether extents of a file that are asked for now are of use: all of them, or those of the bytes that it has.
+    fn reads(&self, session: &Session<H>, state: &State) -> bool {
+        self.held(session, state, LeaseMode::Read)
+            || state.shares() && self.held(session, state, LeaseMode::Joint)
     }
 
     /// Asks for inode numbers.

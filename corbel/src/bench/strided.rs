@@ -8,7 +8,9 @@ use super::steady::turns;
 use super::together::{recalls, said_by};
 use super::world::World;
 use super::{Bench, Measured};
+use crate::config::Leases;
 use crate::failure::{Context, Result};
+use crate::local::Plan;
 
 /// Processes.
 const WRITERS: usize = 4;
@@ -42,7 +44,8 @@ fn write(world: &World, nodes: &[u32], shared: bool, millis: &str) -> Result<f64
 /// Runs the bench.
 pub fn shared_file_procs(bench: &Bench<'_>) -> Result<Measured> {
     let nodes: Vec<u32> = (1..=bench.replicas.min(3)).collect();
-    let world = World::start(bench, World::plan(bench), &nodes)?;
+    let plan = Plan { leases: Leases::Ranges, ..World::plan(bench) };
+    let world = World::start(bench, plan, &nodes)?;
     let millis = if bench.quick { "300" } else { "1500" };
     // Inside the size of a file: what makes it longer is another matter.
     let own = (0..WRITERS).map(|n| (format!("own-{n}"), SHARED / WRITERS));

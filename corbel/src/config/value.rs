@@ -376,6 +376,16 @@ words! {
 }
 
 words! {
+    /// What programs are given that use one file at the same time.
+    Leases {
+        /// All of it, one after the other.
+        Files = "files",
+        /// The bytes that each of them uses.
+        Ranges = "ranges"
+    }
+}
+
+words! {
     /// What makes data durable on a node.
     Durability {
         /// Persistent memory.

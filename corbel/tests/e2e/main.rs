@@ -23,6 +23,7 @@ mod overload;
 mod patience;
 mod posix;
 mod rados;
+mod ranges;
 mod recover;
 mod restart;
 mod run;

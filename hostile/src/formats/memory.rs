@@ -11,7 +11,7 @@ use storage::format::page::Key;
 use storage::format::proof::Proof;
 use storage::format::rpc::{
     self, Account, AccountId, Amount, Difference, Differences, Extent, Granted, HOST_ARENA,
-    HOST_ATTACH, HOST_KNOWS, InodeRecord, InodeReply, Name, Request, SnapshotRecord,
+    HOST_ATTACH, HOST_KNOWS, InodeRecord, InodeReply, Name, Request, SnapshotRecord, Span,
 };
 
 use super::{Format, Sum, words};
@@ -184,6 +184,7 @@ fn requests() -> Vec<Vec<u8>> {
         (InodeId(7), LeaseMode::Write, lock(LockSpace::Record, LockKind::Write));
     let all = [
         Request::Inode { ino, mode, flags: 7 },
+        Request::Range { ino, flags: 7, from: 4096, to: 9000 },
         Request::Lookup { dir: ino, mode, flags: 1, name: b"name" },
         Request::Names { dir: ino, cookie: 2 },
         Request::Extents { ino, from: 1 },
@@ -238,6 +239,8 @@ fn inode_replies() -> Vec<Vec<u8>> {
         target: b"target".to_vec(),
         proof: Proof(5),
         parent_proof: Proof(6),
+        span: Span { from: 4096, to: 12288 },
+        since: 3,
     };
     let list = Acl::decode(&super::media::acls()[0]).expect("a list").map(Arc::new);
     let record = InodeRecord {

@@ -18,6 +18,7 @@ use storage::format::control::LeaseMode;
 use storage::format::item::{ReadClass, Snapshot};
 use storage::format::lock::{Lock, LockKind, LockSpace};
 use storage::format::page::Key;
+use storage::format::rpc::Span;
 use storage::media::Segment;
 use storage::volume::image::ImageEnd;
 use storage::volume::{CopyItem, Summing};
@@ -185,8 +186,23 @@ fn node_messages() -> Vec<Vec<u8>> {
         Message::Return { incarnation: 1, last: seq, epoch: base::Epoch(2), published: seq },
         Message::ClientGone { client },
         Message::Entries { client, first: Sequence(1), last: Sequence(2), raw: vec![7; 64].into() },
-        Message::LeaseWant { client, ino, token, mode, flags: 1 },
-        Message::Granted { client, ino, token, mode, errno: 0, stream: seq },
+        Message::LeaseWant {
+            client,
+            ino,
+            token,
+            mode,
+            flags: 1,
+            span: Span { from: 4096, to: 9000 },
+        },
+        Message::Granted {
+            client,
+            ino,
+            token,
+            mode,
+            errno: 0,
+            stream: seq,
+            span: Span { from: 4096, to: 12288 },
+        },
         Message::NumbersWant { client, token, count: 3 },
         Message::Numbers { client, token, first: ino, count: 3 },
         Message::Recall { client, ino, token },

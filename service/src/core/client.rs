@@ -86,6 +86,8 @@ struct Lease {
     after: u64,
     /// Which request the head granted; 0: the head has it from here.
     token: u64,
+    /// It has been a joint one all the time since the grant with the word of this generation; 0: it is none, or one of an earlier run.
+    since: u64,
 }
 
 /// Which leases a client needs together: those on inodes below a number, until then, if it does nothing before. (What its [`Client::activity`]

@@ -9,7 +9,7 @@ use base::{ClientId, InodeId, Nanos, NodeId, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
 use storage::format::rpc::{
-    InodeRecord, WANT_EARLY, WANT_JOINT, WANT_PIN, WANT_REACH, WANT_READ, WANT_WRITE,
+    InodeRecord, Span, WANT_EARLY, WANT_JOINT, WANT_PIN, WANT_REACH, WANT_READ, WANT_WRITE,
 };
 use storage::permission::{R, W};
 
@@ -17,6 +17,7 @@ use super::lease::{Action, LeaseTable, Want};
 use super::locks::LockTable;
 use super::message::Message;
 use super::past::Keeping;
+use super::ranges;
 use super::reach::SERVICE;
 use super::requests::{S_IFDIR, S_IFMT, S_IFREG};
 use super::stage::check::Known;
@@ -77,6 +78,7 @@ pub(super) struct Head {
 
     pub leases: LeaseTable,
     pub fights: super::joint::Fights,
+    pub sharing: ranges::Fights,
     pub held_grants: Vec<HeldGrant>,
     /// Recalls under way, by what they take back.
     pub recall_tokens: BTreeMap<(ClientId, InodeId), u64>,
@@ -146,6 +148,7 @@ impl Head {
             let_go: BTreeSet::new(),
             leases: LeaseTable::default(),
             fights: super::joint::Fights::default(),
+            sharing: ranges::Fights::default(),
             held_grants: Vec::new(),
             recall_tokens: BTreeMap::new(),
             locks: LockTable::default(),
@@ -301,8 +304,8 @@ impl Node {
                 }
                 self.ingest(client, first, last, raw)
             }
-            Message::LeaseWant { client, ino, token, mode, flags } => {
-                self.lease_wanted(client, ino, token, mode, flags)
+            Message::LeaseWant { client, ino, token, mode, flags, span } => {
+                self.lease_wanted(client, ino, token, (mode, span), flags)
             }
             Message::NumbersWant { client, token, count } => {
                 self.numbers_wanted(client, token, count);
@@ -403,7 +406,7 @@ impl Node {
         client: ClientId,
         ino: InodeId,
         token: u64,
-        mode: LeaseMode,
+        (mode, span): (LeaseMode, Span),
         flags: u8,
     ) -> Result<(), Failure> {
         let Some(head) = self.part.head_mut() else { return Ok(()) };
@@ -419,18 +422,50 @@ impl Node {
         // when nobody else writes.
         let judge = head.leases.is_written_beside(client, ino).then_some(flags);
         let early = flags & WANT_EARLY != 0;
-        let want = Want { client, token, mode, judge, early };
+        let (none, most) = (Span::NONE, Span::NONE);
+        let want = Want { client, token, mode, judge, early, span: none, most };
         if judge.is_none()
             && let Err(errno) = self.open_check(client, ino, flags)?
         {
             return self.deny(ino, want, errno);
         }
-        let joint = flags & WANT_JOINT != 0 && self.is_joint(client, ino, mode)?;
+        let shared = self.shares_bytes(client, ino, mode, span)?;
+        let joint =
+            shared.is_some() || flags & WANT_JOINT != 0 && self.is_joint(client, ino, mode)?;
         let Some(head) = self.part.head_mut() else { return Ok(()) };
         let mut actions = Vec::new();
         let mode = if joint { LeaseMode::Joint } else { mode };
-        head.leases.want(ino, Want { mode, ..want }, &mut actions);
+        let (span, most) = shared.unwrap_or_default();
+        head.leases.want(ino, Want { mode, span, most, ..want }, &mut actions);
         self.act(actions)
+    }
+
+    /// Whether a client that asks for these bytes of a regular file, which are there, is to have a joint lease of them: which, and as many as
+    /// there may be around them.
+    fn shares_bytes(
+        &mut self,
+        client: ClientId,
+        ino: InodeId,
+        mode: LeaseMode,
+        span: Span,
+    ) -> Result<Option<(Span, Span)>, Failure> {
+        let limits = &self.env.config.limits;
+        if mode != LeaseMode::Write || span.is_empty() || limits.ranges == 0 {
+            return Ok(None);
+        }
+        let has = |r: InodeRecord| r.mode & S_IFMT == S_IFREG && span.to <= r.size;
+        if !self.volume.attr(ino)?.is_some_and(has) {
+            return Ok(None);
+        }
+        let Some(head) = self.part.head_mut() else { return Ok(None) };
+        let (own, all) = head.leases.spans(client, ino);
+        if own >= limits.ranges || all >= limits.ranges_all {
+            return Ok(None);
+        }
+        let span = ranges::whole_blocks(span);
+        let way = head.leases.way(client, ino, span);
+        let most = head.sharing.ask(ino, (client, span), way, limits, self.env.now);
+        Ok(most.map(|most| (span, most)))
     }
 
     /// Whether a client that asks for a directory, and would share it, is to.
@@ -463,7 +498,7 @@ impl Node {
     fn reach_wanted(&mut self, client: ClientId, ino: InodeId, token: u64) {
         let until = self.changed_by_others(ino, client);
         let Some(head) = self.part.head_mut() else { return };
-        let want = Want { client, token, mode: LeaseMode::None, judge: None, early: false };
+        let want = Want::all(client, token, LeaseMode::None);
         head.held_grants.push(HeldGrant { ino, want, until, early: false, recall: false });
         self.release_grants();
     }
@@ -473,7 +508,8 @@ impl Node {
         let Want { client, token, mode, .. } = want;
         // What it is judged by.
         let stream = self.member.applied;
-        let message = Message::Granted { client, ino, token, mode, errno: errno.0, stream };
+        let (errno, span) = (errno.0, Span::NONE);
+        let message = Message::Granted { client, ino, token, mode, errno, stream, span };
         self.to_agent(client, message);
         Ok(())
     }
@@ -586,11 +622,11 @@ impl Node {
             // Another node may lag behind by everything; this one knows exactly.
             let local = want.client.node() == self.me();
             let stream = if local { until } else { self.member.applied };
-            let Want { client, token, mode, .. } = want;
-            if mode == LeaseMode::Write {
+            let Want { client, token, mode, span, .. } = want;
+            if mode == LeaseMode::Write || !span.is_empty() {
                 self.give_room(client);
             }
-            let granted = Message::Granted { client, ino, token, mode, errno: 0, stream };
+            let granted = Message::Granted { client, ino, token, mode, errno: 0, stream, span };
             self.to_agent(client, granted);
             if recall && planted(Bug::RecallBetween) {
                 self.recall(client, ino);

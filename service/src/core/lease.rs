@@ -1,14 +1,19 @@
-//! The head's lease table: per inode one writer or many readers, or, of a directory, many who use its names jointly.
+//! The head's lease table: per inode one writer or many readers, or, of a directory, many who use its names jointly, or, of a regular
+//! file, many who have other bytes of it.
 //!
-//! Always true: a writer excludes every other holder that was granted its lease here, and joint holders exclude readers; whoever waits is behind a holder that is
-//! being recalled; each (client, inode) is recalled at most once at a time.
+//! Always true: a writer excludes every other holder that was granted its lease here, and joint holders exclude readers, and of a file
+//! each other where their bytes overlap; whoever waits is behind a holder that is being recalled; each (client, inode) is recalled at most once at a time.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use base::always;
 use base::planted::{Bug, planted};
+use base::spans::Spans;
 use base::{ClientId, InodeId};
 use storage::format::control::LeaseMode;
+use storage::format::rpc::Span;
+
+use super::ranges::Way;
 
 /// A client that waits for a lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -23,13 +28,61 @@ pub struct Want {
     pub judge: Option<u8>,
     /// It will do before every member has what others did (`rpc::WANT_EARLY`).
     pub early: bool,
+    /// Of a regular file that is to be used jointly: the bytes. When it is granted: those that were.
+    pub span: Span,
+    /// As many around them as nobody minds, but no more than these.
+    pub most: Span,
 }
 
-#[derive(Clone, Copy, Debug)]
+impl Want {
+    /// A lease on all of an inode, that nobody has to judge.
+    pub const fn all(client: ClientId, token: u64, mode: LeaseMode) -> Self {
+        let (span, most) = (Span::NONE, Span::NONE);
+        Self { client, token, mode, judge: None, early: false, span, most }
+    }
+}
+
+/// Of which bytes of a regular file a client has a joint lease.
+#[derive(Clone, Debug)]
+enum Bytes {
+    /// It is not known which: its agent has reported the lease to a head that has not given it. Whoever wants some takes back all.
+    Any,
+    Some(Spans),
+}
+
+impl Bytes {
+    fn count(&self) -> usize {
+        match self {
+            Self::Any => 0,
+            Self::Some(spans) => spans.len(),
+        }
+    }
+
+    fn has_all(&self, span: Span) -> bool {
+        match self {
+            Self::Any => true,
+            Self::Some(spans) => spans.has_all(&span.range()),
+        }
+    }
+
+    fn has_some(&self, span: Span) -> bool {
+        match self {
+            Self::Any => !span.is_empty(),
+            Self::Some(spans) => spans.has_some(&span.range()),
+        }
+    }
+}
+
+#[derive(Clone, Debug)]
 struct Holder {
     mode: LeaseMode,
     /// Of the want that was granted last; 0: adopted.
     token: u64,
+    bytes: Bytes,
+}
+
+impl Holder {
+    const NONE: Self = Self { mode: LeaseMode::None, token: 0, bytes: Bytes::Some(Spans::new()) };
 }
 
 #[derive(Debug, Default)]
@@ -48,18 +101,19 @@ pub enum Action {
     Grant(InodeId, Want),
 }
 
-/// Whether a lease of mode `held` is in the way of somebody else's of mode `wanted`.
-fn excludes(wanted: LeaseMode, held: LeaseMode) -> bool {
+/// Whether what somebody has is in the way of somebody else's lease of mode `wanted` (of those bytes, if it is a joint one of a file).
+fn excludes((wanted, span): (LeaseMode, Span), held: &Holder) -> bool {
     let reader_too = !planted(Bug::ReaderBesideWriter);
-    match (wanted, held) {
+    match (wanted, held.mode) {
         (_, LeaseMode::None) => false,
         (LeaseMode::Write, _) => true,
         (_, LeaseMode::Write) => reader_too,
         (LeaseMode::Read, LeaseMode::Joint) => !planted(Bug::ReaderBesideJoint),
         (LeaseMode::Joint, LeaseMode::Read) => !planted(Bug::ReaderBesideJoint),
-        (LeaseMode::None, _)
-        | (LeaseMode::Read, LeaseMode::Read)
-        | (LeaseMode::Joint, LeaseMode::Joint) => false,
+        (LeaseMode::Joint, LeaseMode::Joint) => {
+            held.bytes.has_some(span) && !planted(Bug::RangeUnjudged)
+        }
+        (LeaseMode::None, _) | (LeaseMode::Read, LeaseMode::Read) => false,
     }
 }
 
@@ -83,9 +137,41 @@ pub struct LeaseTable {
     /// What each client waits for, for its end: short-lived processes come and go, and a mount beside them
     /// holds a hundred thousand leases that need not be looked at.
     wanted: BTreeMap<ClientId, BTreeSet<InodeId>>,
+    /// Spans of bytes in all of them.
+    spans: usize,
 }
 
 impl LeaseTable {
+    /// Of how many spans what `client` has jointly of a file consists, and how many spans there are in all.
+    pub fn spans(&self, client: ClientId, ino: InodeId) -> (usize, usize) {
+        let holder = self.entries.get(&ino).and_then(|e| e.holders.get(&client));
+        (holder.map_or(0, |holder| holder.bytes.count()), self.spans)
+    }
+
+    /// Whether `client` has a joint lease of all these bytes of a regular file.
+    pub fn has_bytes(&self, client: ClientId, ino: InodeId, span: Span) -> bool {
+        let holder = self.entries.get(&ino).and_then(|e| e.holders.get(&client));
+        holder.is_some_and(|h| h.mode == LeaseMode::Joint && h.bytes.has_all(span))
+    }
+
+    /// What is in the way of `client`, who would have these bytes of a regular file.
+    pub(super) fn way(&self, client: ClientId, ino: InodeId, span: Span) -> Way {
+        let Some(entry) = self.entries.get(&ino) else { return Way::Free };
+        let mut way = Way::Free;
+        for (_, holder) in entry.holders.iter().filter(|(c, _)| **c != client) {
+            match holder.mode {
+                LeaseMode::Joint if holder.bytes.has_some(span) => return Way::Taken,
+                LeaseMode::Joint => way = Way::Beside,
+                _ if way == Way::Free => way = Way::Whole,
+                _ => {}
+            }
+        }
+        match way {
+            Way::Free if entry.waiting.iter().any(|w| w.client != client) => Way::Whole,
+            way => way,
+        }
+    }
+
     /// The mode that `client` holds on `ino`.
     pub fn mode(&self, client: ClientId, ino: InodeId) -> LeaseMode {
         self.entries
@@ -102,7 +188,8 @@ impl LeaseTable {
     /// Whether a lease of that mode would have to be taken from somebody else first, or somebody waits for that.
     pub fn is_in_the_way(&self, client: ClientId, ino: InodeId, mode: LeaseMode) -> bool {
         let others = |e: &Entry| {
-            let holds = |(c, h): (&ClientId, &Holder)| *c != client && excludes(mode, h.mode);
+            let holds =
+                |(c, h): (&ClientId, &Holder)| *c != client && excludes((mode, Span::NONE), h);
             e.holders.iter().any(holds) || e.waiting.iter().any(|w| w.client != client)
         };
         self.entries.get(&ino).is_some_and(others)
@@ -124,8 +211,13 @@ impl LeaseTable {
     /// A lease that nobody can dispute: a fresh inode number, or one reported by an agent.
     pub fn adopt(&mut self, client: ClientId, ino: InodeId, mode: LeaseMode) {
         if mode > LeaseMode::None {
+            let bytes = match planted(Bug::RangesUnreported) {
+                true => Bytes::Some(Spans::new()),
+                false => Bytes::Any,
+            };
             let holders = &mut self.entries.entry(ino).or_default().holders;
-            holders.insert(client, Holder { mode, token: 0 });
+            let before = holders.insert(client, Holder { mode, token: 0, bytes });
+            self.spans -= before.map_or(0, |holder| holder.bytes.count());
             self.of.entry(client).or_default().insert(ino);
         }
     }
@@ -144,7 +236,8 @@ impl LeaseTable {
         for ino in &touched {
             if let Some(entry) = self.entries.get_mut(ino) {
                 entry.waiting.retain(|w| w.client != client);
-                entry.holders.remove(&client);
+                let before = entry.holders.remove(&client);
+                self.spans -= before.map_or(0, |holder| holder.bytes.count());
                 entry.recalling.remove(&client);
             }
         }
@@ -154,7 +247,8 @@ impl LeaseTable {
     /// A recalled or returned lease is gone.
     pub fn released(&mut self, client: ClientId, ino: InodeId, out: &mut Vec<Action>) {
         if let Some(entry) = self.entries.get_mut(&ino) {
-            entry.holders.remove(&client);
+            let before = entry.holders.remove(&client);
+            self.spans -= before.map_or(0, |holder| holder.bytes.count());
             entry.recalling.remove(&client);
         }
         if let Some(inodes) = self.of.get_mut(&client) {
@@ -199,7 +293,7 @@ impl LeaseTable {
                 .iter()
                 .filter(|(c, h)| match **c == want.client {
                     true => supersedes(want.mode, h.mode),
-                    false => excludes(wanted, h.mode),
+                    false => excludes((wanted, want.span), h),
                 })
                 .map(|(c, _)| *c)
                 .collect();
@@ -224,10 +318,27 @@ impl LeaseTable {
                     self.wanted.remove(&want.client);
                 }
             }
-            let none = Holder { mode: LeaseMode::None, token: 0 };
-            let held = entry.holders.entry(want.client).or_insert(none);
-            *held = Holder { mode: held.mode.max(want.mode), token: want.token };
-            let granted = Want { mode: held.mode, ..want };
+            let mut span = Span::NONE;
+            if wanted == LeaseMode::Joint && !want.span.is_empty() {
+                // As wide as nobody minds.
+                let (asked, mut most) = (want.span.range(), want.most.range());
+                for (_, other) in entry.holders.iter().filter(|(c, _)| **c != want.client) {
+                    if let Bytes::Some(spans) = &other.bytes {
+                        most = spans.gap(&asked, most);
+                    }
+                }
+                span = Span { from: most.start.min(asked.start), to: most.end.max(asked.end) };
+            }
+            let held = entry.holders.entry(want.client).or_insert(Holder::NONE);
+            (held.mode, held.token) = (wanted, want.token);
+            self.spans -= held.bytes.count();
+            match &mut held.bytes {
+                Bytes::Some(spans) if wanted == LeaseMode::Joint => spans.insert(span.range()),
+                Bytes::Any if wanted == LeaseMode::Joint => {}
+                bytes => *bytes = Bytes::Some(Spans::new()),
+            }
+            self.spans += held.bytes.count();
+            let granted = Want { mode: held.mode, span, ..want };
             if held.mode > LeaseMode::None {
                 self.of.entry(want.client).or_default().insert(ino);
             } else {
@@ -261,7 +372,17 @@ impl LeaseTable {
             let (writers, jointly) = (having(LeaseMode::Write), having(LeaseMode::Joint));
             always!(writers == 0 || granted.len() == 1, "{ino}: a writer beside others");
             let alike = jointly == 0 || jointly == granted.len();
-            always!(alike, "{ino}: a reader beside those who change its names");
+            always!(alike, "{ino}: a reader beside those who change its names or bytes");
+            let granted: Vec<&Spans> = entry
+                .holders
+                .values()
+                .filter(|h| h.token != 0)
+                .filter_map(|h| if let Bytes::Some(spans) = &h.bytes { Some(spans) } else { None })
+                .collect();
+            for (at, spans) in granted.iter().enumerate() {
+                let own = |span| granted[at + 1..].iter().all(|other| !other.has_some(&span));
+                always!(spans.iter().all(own), "{ino}: two have the same bytes");
+            }
             for client in entry.holders.keys() {
                 let known = self.of.get(client).is_some_and(|s| s.contains(ino));
                 always!(known, "{ino}: a lease that its client's end would not find");
@@ -275,6 +396,11 @@ impl LeaseTable {
             let held = entry.recalling.iter().all(|c| entry.holders.contains_key(c));
             always!(held, "{ino}: a lease comes back that nobody holds");
         }
+        let spans = |e: &Entry| e.holders.values().map(|h| h.bytes.count()).sum::<usize>();
+        always!(
+            self.entries.values().map(spans).sum::<usize>() == self.spans,
+            "spans of bytes are miscounted"
+        );
         for (client, inodes) in &self.of {
             let holds = |ino| self.entries.get(ino).is_some_and(|e| e.holders.contains_key(client));
             always!(
@@ -329,8 +455,7 @@ mod tests {
                 table.replace(client, &[(ino, LeaseMode::Write)], &mut out);
             }
             assert!(table.invariants().is_ok() && out.is_empty());
-            let want =
-                Want { client: wants, token: 1, mode: LeaseMode::Write, judge: None, early: false };
+            let want = Want::all(wants, 1, LeaseMode::Write);
             table.want(ino, want, &mut out);
             assert_eq!(out, [Action::Recall(uses, ino), Action::Recall(gave_back, ino)]);
             for client in order {
@@ -338,6 +463,40 @@ mod tests {
             }
             assert_eq!(out.pop(), Some(Action::Grant(ino, want)));
         }
+    }
+
+    /// Two have other bytes of a file, each as many as nobody minds; what a report says they have is not known.
+    #[test]
+    fn who_wants_other_bytes_takes_nothing() {
+        let (a, b, ino) = (ClientId(1), ClientId(2), InodeId(7));
+        let (mut table, mut out) = (LeaseTable::default(), Vec::new());
+        let mut ask = |table: &mut LeaseTable, client, token, (from, to), most| {
+            let (span, most) = (Span { from, to }, Span { from: 0, to: most });
+            let want = Want { span, most, ..Want::all(client, token, LeaseMode::Joint) };
+            table.want(ino, want, &mut out);
+            assert_eq!(table.invariants(), Ok(()));
+            std::mem::take(&mut out)
+        };
+        let span = |out: &[Action]| match out {
+            [Action::Grant(_, want)] => want.span.range(),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(span(&ask(&mut table, a, 1, (0, 8), 16)), 0..16, "as wide as it may be");
+        assert_eq!(span(&ask(&mut table, b, 2, (24, 32), 64)), 16..64, "as nobody has");
+        assert!(table.has_bytes(a, ino, Span { from: 3, to: 16 }));
+        assert!(!table.has_bytes(a, ino, Span { from: 3, to: 17 }));
+        assert_eq!(table.spans(b, ino), (1, 2));
+        assert_eq!(table.way(a, ino, Span { from: 64, to: 65 }), Way::Beside);
+        assert_eq!(table.way(a, ino, Span { from: 63, to: 65 }), Way::Taken);
+        assert_eq!(ask(&mut table, a, 3, (63, 65), 65), [Action::Recall(b, ino)]);
+        let mut out = Vec::new();
+        table.released(b, ino, &mut out);
+        assert_eq!(span(&out), 0..65, "its own among them");
+        assert_eq!((table.spans(a, ino), table.spans(b, ino)), ((1, 1), (0, 1)), "one, by now");
+        let mut out = Vec::new();
+        table.replace(a, &[(ino, LeaseMode::Joint)], &mut out);
+        assert!(table.has_bytes(a, ino, Span { from: 100, to: 200 }), "any of them");
+        assert_eq!(ask(&mut table, b, 4, (500, 501), 501), [Action::Recall(a, ino)]);
     }
 
     #[test]
@@ -351,7 +510,12 @@ mod tests {
                 for action in actions {
                     match action {
                         Action::Recall(c, i) => recalls.push((c, i)),
-                        Action::Grant(..) => *granted += 1,
+                        Action::Grant(_, want) => {
+                            *granted += 1;
+                            let within = want.span.from >= want.most.from.min(want.span.from)
+                                && want.span.to <= want.most.to.max(want.span.to);
+                            assert!(within, "seed {seed}: {want:?}");
+                        }
                     }
                 }
             };
@@ -375,16 +539,19 @@ mod tests {
                     let (client, ino) = recalls.swap_remove(at);
                     table.released(client, ino, &mut out);
                 } else {
-                    let want = Want {
-                        client: ClientId(1 + random.below(4)),
-                        token: asked,
-                        mode: [LeaseMode::Read, LeaseMode::Write, LeaseMode::Joint]
-                            [random.below(3) as usize],
-                        judge: None,
-                        early: false,
-                    };
+                    let mode = [LeaseMode::Read, LeaseMode::Write, LeaseMode::Joint]
+                        [random.below(3) as usize];
+                    let (client, ino) = (ClientId(1 + random.below(4)), 1 + random.below(3));
+                    // The first is a directory.
+                    let (mut span, mut most) = (Span::NONE, Span::NONE);
+                    if ino > 1 && mode == LeaseMode::Joint {
+                        let from = random.below(12);
+                        span = Span { from, to: from + 1 + random.below(4) };
+                        most = Span { from: from / 4 * 4, to: span.to.next_multiple_of(4) };
+                    }
+                    let want = Want { span, most, ..Want::all(client, asked, mode) };
                     asked += 1;
-                    table.want(InodeId(1 + random.below(3)), want, &mut out);
+                    table.want(InodeId(ino), want, &mut out);
                 }
                 settle(out, &mut recalls, &mut granted);
                 assert_eq!(table.invariants(), Ok(()));

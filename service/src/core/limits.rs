@@ -75,6 +75,11 @@ pub struct Limits {
     pub joint_within: u64,
     /// For so long after the last time that another client asked for it, in nanoseconds.
     pub joint_for: u64,
+    /// Of how many spans of bytes what a client has jointly of one file may consist, before it gets all of it or nothing (see `ranges`); 0: no
+    /// file is used jointly.
+    pub ranges: usize,
+    /// The same of all files and clients of a head.
+    pub ranges_all: usize,
     /// Files of whose locks a client may have the sole use at a time, at most `SOLE_FILES`; 0: the head judges all locks.
     pub soles: usize,
     /// What came back so often within `sole_within` is not asked for again for `sole_pause` (see `sole`).
@@ -154,6 +159,8 @@ impl Limits {
         joint_after: 4,
         joint_within: 100_000_000,
         joint_for: 1_000_000_000,
+        ranges: 8192,
+        ranges_all: 1 << 20,
         soles: SOLE_FILES,
         sole_after: 2,
         sole_within: 1_000_000_000,

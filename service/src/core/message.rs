@@ -11,6 +11,7 @@ use base::wire::{Corrupt, Reader, Writer};
 use base::{ClientId, Epoch, InodeId, Sequence, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::lock::Lock;
+use storage::format::rpc::Span;
 
 use super::frame::{Body, Checked, FRAME_HEAD, Frame, Received};
 use super::heal::Answer;
@@ -214,10 +215,10 @@ messages! {
     4 CLIENT_GONE "agent -> head" ClientGone { client: ClientId };
     /// Entries of its log. (The head can make a chunk of them where they lie.)
     5 ENTRIES "agent -> head" Entries { client: ClientId, first: Sequence, last: Sequence, raw: Raw };
-    /// It asks for a lease; `flags` are those of its request.
-    6 LEASE_WANT "agent -> head" LeaseWant { client: ClientId, ino: InodeId, token: u64, mode: LeaseMode, flags: u8 };
-    /// It has it, once the state here is as new as `stream`; or why not.
-    7 GRANTED "head -> agent" Granted { client: ClientId, ino: InodeId, token: u64, mode: LeaseMode, errno: u16, stream: StreamSeq };
+    /// It asks for a lease; `flags` are those of its request, `span` the bytes that will do (0, 0: nothing but all).
+    6 LEASE_WANT "agent -> head" LeaseWant { client: ClientId, ino: InodeId, token: u64, mode: LeaseMode, flags: u8, span: Span };
+    /// It has it, once the state here is as new as `stream`, or those bytes of a file, if it is a joint one; or why not.
+    7 GRANTED "head -> agent" Granted { client: ClientId, ino: InodeId, token: u64, mode: LeaseMode, errno: u16, stream: StreamSeq, span: Span };
     /// It asks for inode numbers.
     8 NUMBERS_WANT "agent -> head" NumbersWant { client: ClientId, token: u64, count: u32 };
     /// They are its own, with the write leases on them.

@@ -162,8 +162,7 @@ impl Node {
         if !head.placing.asked.insert(ino) {
             return Ok(());
         }
-        let want =
-            Want { client: SERVICE, token: 0, mode: LeaseMode::Write, judge: None, early: false };
+        let want = Want::all(SERVICE, 0, LeaseMode::Write);
         let mut actions = Vec::new();
         head.leases.want(ino, want, &mut actions);
         self.act(actions)

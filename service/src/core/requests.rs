@@ -17,8 +17,8 @@ use storage::format::lock::{Lock, LockKind};
 use storage::format::page::Key;
 use storage::format::proof::Proof;
 use storage::format::rpc::{
-    self, AccountId, InodeReply, Name, Request, WANT_PIN, WANT_REACH, WANT_READ, WANT_TOGETHER,
-    WANT_WRITE,
+    self, AccountId, InodeReply, Name, Request, Span, WANT_JOINT, WANT_PIN, WANT_REACH, WANT_READ,
+    WANT_TOGETHER, WANT_WRITE,
 };
 use storage::permission::{R, X};
 use storage::volume::Volume;
@@ -44,7 +44,7 @@ enum Stage {
     Asked(u64),
     /// The inode that a name led to is gone: to be looked up again when this node knows it, too.
     Gone(StreamSeq),
-    Granted(LeaseMode, StreamSeq, u64),
+    Granted(LeaseMode, Span, StreamSeq, u64),
     /// Its client has such a lease, and asks for nothing else that the head must know.
     Held(LeaseMode),
     Numbers(InodeId, u32),
@@ -61,6 +61,8 @@ pub(super) struct Pending {
     pub(super) what: What,
     stage: Stage,
     ino: InodeId,
+    /// The bytes of a file that will do, if others have others; `NONE`: nothing but all of it.
+    span: Span,
     /// The head was asked how far this node's state must reach, for what it says of a directory that is used jointly.
     reached: bool,
 }
@@ -163,6 +165,7 @@ impl Pending {
         let (after, proof, request) = Request::decode(body)?;
         let shown = request.names().map(|ino| (ino, proof));
         let none = InodeId::NONE;
+        let mut span = Span::NONE;
         let (ino, what) = match request {
             // It asks for nothing else: nobody judges what else it says.
             Request::Inode { ino, flags, .. } if flags & WANT_REACH != 0 => {
@@ -170,6 +173,12 @@ impl Pending {
                 (ino, What::Inode { mode: LeaseMode::None, flags })
             }
             Request::Inode { ino, mode, flags } => (ino, What::Inode { mode, flags }),
+            Request::Range { ino, flags, from, to } => {
+                span = Span { from, to };
+                // (It asks for a lease: how far the state reaches is another question.)
+                let flags = flags & !(WANT_REACH | WANT_JOINT);
+                (ino, What::Inode { mode: LeaseMode::Write, flags })
+            }
             Request::Lookup { dir, name, mode, flags } => {
                 if !storage::format::entry::name_is_legal(name) {
                     return Err(Corrupt::new("client request", "asks for an illegal name"));
@@ -201,7 +210,8 @@ impl Pending {
                 (none, What::Differences { before, number, from })
             }
         };
-        Ok(Self { client, slot, after, shown, what, stage: Stage::Drain, ino, reached: false })
+        let (stage, reached) = (Stage::Drain, false);
+        Ok(Self { client, slot, after, shown, what, stage, ino, span, reached })
     }
 
     /// Whose it is, and in which slot it lies.
@@ -325,7 +335,7 @@ impl Node {
         client: ClientId,
         ino: InodeId,
         token: u64,
-        mode: LeaseMode,
+        (mode, span): (LeaseMode, Span),
         errno: u16,
         stream: StreamSeq,
     ) {
@@ -339,7 +349,7 @@ impl Node {
             return;
         }
         at.ino = ino;
-        at.stage = Stage::Granted(mode, stream, token);
+        at.stage = Stage::Granted(mode, span, stream, token);
         if errno != 0 {
             let (slot, pins) = (at.slot, at.pins());
             self.agent.requests.retain(|p| !(p.client == client && p.slot == slot));
@@ -480,9 +490,11 @@ impl Node {
                 p.stage = Stage::Lease;
                 Ok(Step::Next)
             }
-            Stage::Granted(mode, stream, token) => self.step_granted(p, mode, stream, Some(token)),
+            Stage::Granted(mode, span, stream, token) => {
+                self.step_granted(p, (mode, span), stream, Some(token))
+            }
             // This node's state has all that others did to it before that lease was granted.
-            Stage::Held(mode) => self.step_granted(p, mode, StreamSeq(0), None),
+            Stage::Held(mode) => self.step_granted(p, (mode, Span::NONE), StreamSeq(0), None),
             Stage::Numbers(first, count) => self.answer_numbers(p, first, count),
         }
     }
@@ -547,7 +559,8 @@ impl Node {
             let token = self.token();
             (p.stage, p.ino) = (Stage::Asked(token), dir);
             let (client, mode, flags) = (p.client, LeaseMode::None, WANT_REACH);
-            self.to_head(Message::LeaseWant { client, ino: dir, token, mode, flags });
+            let span = Span::NONE;
+            self.to_head(Message::LeaseWant { client, ino: dir, token, mode, flags, span });
             return Ok(Step::Wait);
         }
         let (mode, flags) = match &p.what {
@@ -605,7 +618,8 @@ impl Node {
         }
         let token = self.token();
         p.stage = Stage::Asked(token);
-        let want = Message::LeaseWant { client: p.client, ino: p.ino, token, mode, flags };
+        let (client, ino, span) = (p.client, p.ino, p.span);
+        let want = Message::LeaseWant { client, ino, token, mode, flags, span };
         self.to_head(want);
         Ok(Step::Wait)
     }
@@ -617,9 +631,12 @@ impl Node {
             return self.member.applied >= stream;
         }
         let own = self.agent.clients.get(&p.client).is_some_and(|c| c.published >= p.after);
-        // A block allocated by an operation that is not published holds bytes of its former life.
-        let clean =
-            self.member.dirty.get(&p.ino).is_none_or(|(seq, ..)| *seq <= self.member.published);
+        // A block allocated by an operation that is not published holds bytes of its former life. (Who has some bytes of a file, or is
+        // given some, reads no others: and those he has from the stream up to there, or from himself.)
+        let bytes = matches!(p.stage, Stage::Granted(LeaseMode::Joint, ..))
+            || self.agent.clients.get(&p.client).is_some_and(|c| c.is_joint(p.ino));
+        let clean = bytes
+            || self.member.dirty.get(&p.ino).is_none_or(|(seq, ..)| *seq <= self.member.published);
         if self.member.published >= stream && own && clean {
             return true;
         }
@@ -630,10 +647,12 @@ impl Node {
     fn step_granted(
         &mut self,
         p: &mut Pending,
-        mode: LeaseMode,
+        (mode, span): (LeaseMode, Span),
         stream: StreamSeq,
         token: Option<u64>,
     ) -> Stepped {
+        let stale = !span.is_empty() && planted(Bug::RangeGrantStale);
+        let stream = if stale { StreamSeq(0) } else { stream };
         if self.member.applied < stream {
             return Ok(Step::Wait);
         }
@@ -676,6 +695,9 @@ impl Node {
             // anew, and a new head, know the right by this alone.
             client.pin_for(p.ino, flags)?;
         }
+        // It goes on with the bytes that it has, and gets some more.
+        let more = !span.is_empty()
+            && self.agent.clients.get(&p.client).is_some_and(|c| c.is_joint(p.ino));
         let granted = if mode == LeaseMode::None {
             rpc::Granted::default()
         } else {
@@ -700,7 +722,9 @@ impl Node {
         }
         let mut extents = Vec::new();
         let mut complete = true;
-        if regular {
+        if more {
+            complete = false;
+        } else if regular {
             extents = self.volume.extents(p.ino, 0, self.env.config.limits.extents)?;
             complete = extents.len() < self.env.config.limits.extents;
         }
@@ -713,6 +737,10 @@ impl Node {
         } else {
             Proof::NONE
         };
+        let since = match self.agent.clients.get(&p.client) {
+            Some(client) if !span.is_empty() => client.joint_since(p.ino),
+            _ => 0,
+        };
         let reply = InodeReply {
             granted,
             reflected,
@@ -722,6 +750,8 @@ impl Node {
             target,
             proof,
             parent_proof,
+            span,
+            since,
         };
         let mut body = Vec::new();
         reply.encode(&mut body);

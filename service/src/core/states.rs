@@ -237,8 +237,17 @@ fn inode(
     let parent_proof = if searches { asks.proof(record.parent) } else { Proof::NONE };
     let proof = asks.proof(record.ino);
     let (granted, extents, complete) = (rpc::Granted::default(), Vec::new(), true);
-    let reply =
-        InodeReply { granted, reflected, record, extents, complete, target, proof, parent_proof };
+    let reply = InodeReply {
+        granted,
+        reflected,
+        record,
+        extents,
+        complete,
+        target,
+        proof,
+        parent_proof,
+        ..InodeReply::default()
+    };
     let mut body = Vec::new();
     reply.encode(&mut body);
     Ok(Step::Answer(body))

@@ -62,6 +62,7 @@ fn node_config(
                 Durability::Pmem | Durability::Replicated => Limits::SHIPPED.keepers,
                 Durability::Disk => 1,
             },
+            ranges: if config.ranges { Limits::SHIPPED.ranges } else { 0 },
             host_min: if config.host_copies { Limits::SHIPPED.host_min } else { u64::MAX },
             on_demand: config.pipeline == Pipeline::Host,
             scrub_every: config.scrub_every,

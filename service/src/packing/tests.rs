@@ -127,6 +127,14 @@ fn pads_are_left_out_and_put_in_again() {
         let Some(packed) = thin(&message) else { continue };
         saved += message.len() - packed.len();
         assert_eq!(unpack(&packed), Ok((CHUNK, message.clone())));
+        // A length that lies is refused before there is memory for it.
+        let raw = (message.len() - CHUNK_PREFIX) as u32;
+        for lie in [raw + 4096, 4 << 20] {
+            let mut bad = packed.clone();
+            bad[8..12].copy_from_slice(&lie.to_le_bytes());
+            seal(&mut bad, 8);
+            assert!(Head::read(&bad).is_err(), "{lie} for {raw}");
+        }
         for _ in 0..20 {
             let mut bad = packed.clone();
             let at = random.below(packed.len() as u64) as usize;

@@ -40,6 +40,20 @@ pub(super) fn leave_out(chunk: &[u8], thin: &mut Vec<u8>) -> bool {
     true
 }
 
+/// Whether a chunk that came without them is so long with them: said by its headers alone, before there is memory for it.
+pub(super) fn fits(thin: &[u8], chunk: usize) -> bool {
+    let header = CHUNK_HEADER_BYTES.min(chunk);
+    let Some((_, mut thin)) = thin.split_at_checked(header) else { return false };
+    let mut left = chunk - header;
+    while left >= HEADER_BYTES
+        && let Some((bytes, out)) = look(thin, left)
+    {
+        let Some((_, behind)) = thin.split_at_checked(bytes - out) else { return false };
+        (thin, left) = (behind, left - bytes);
+    }
+    thin.len() == left
+}
+
 /// Fills `chunk` with one that came without them; `false` if that does not come out even.
 pub(super) fn put_in(thin: &[u8], chunk: &mut [u8]) -> bool {
     let header = CHUNK_HEADER_BYTES.min(chunk.len());

@@ -187,7 +187,8 @@ impl Bad {
             let dir = self.ino(random);
             let count = odd(random) as u32;
             let list = random.below(8000);
-            let request = match random.below(13) {
+            let request = match random.below(14) {
+                13 => Request::Range { ino, flags: 7, from: odd(random), to: odd(random) },
                 0 => Request::Inode { ino, mode, flags: random.next_u64() as u8 },
                 1 => Request::Lookup {
                     dir,

@@ -31,6 +31,7 @@ mod past;
 mod process;
 mod proofs;
 mod quota;
+mod ranges;
 mod reach;
 mod reconcile;
 mod restart;

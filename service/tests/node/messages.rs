@@ -12,6 +12,7 @@ use storage::format::control::LeaseMode;
 use storage::format::entry::Op;
 use storage::format::lock::{Lock, LockKind, LockSpace};
 use storage::format::page::Key;
+use storage::format::rpc::Span;
 
 use crate::rig::Rig;
 
@@ -86,8 +87,14 @@ fn any(random: &mut Random, clients: &[ClientId]) -> Message {
             last: settled,
             raw: raw.into(),
         },
-        5 => Message::LeaseWant { client, ino, token, mode, flags: token as u8 },
-        6 => Message::Granted { client, ino, token, mode, errno: token as u16, stream: seq },
+        5 => {
+            let span = Span { from: odd(random), to: odd(random) };
+            Message::LeaseWant { client, ino, token, mode, flags: token as u8, span }
+        }
+        6 => {
+            let (errno, span) = (token as u16, Span { from: odd(random), to: odd(random) });
+            Message::Granted { client, ino, token, mode, errno, stream: seq, span }
+        }
         7 => Message::NumbersWant { client, token, count: ino.0 as u32 },
         8 => Message::Numbers { client, token, first: ino, count: seq.0 as u32 },
         9 => Message::Recall { client, ino, token },
@@ -281,7 +288,14 @@ fn a_node_speaks_for_its_own_clients_only() {
         Message::Unpin { client, inodes: vec![ino] },
         Message::Kept { client, inodes: vec![ino] },
         Message::Pinned { client, inodes: vec![ino], rights: vec![ino] },
-        Message::LeaseWant { client, ino: InodeId(1), token: 1, mode: LeaseMode::Write, flags: 0 },
+        Message::LeaseWant {
+            client,
+            ino: InodeId(1),
+            token: 1,
+            mode: LeaseMode::Write,
+            flags: 0,
+            span: Span::NONE,
+        },
         Message::NumbersWant { client, token: 1, count: 100 },
         Message::ClientUp {
             client,
@@ -428,7 +442,14 @@ fn a_linked_node_has_the_part_that_the_view_gives_it() {
             rights: Vec::new(),
             room: (0, 0),
         },
-        Message::LeaseWant { client: own, ino, token: 1, mode: LeaseMode::Write, flags: 0 },
+        Message::LeaseWant {
+            client: own,
+            ino,
+            token: 1,
+            mode: LeaseMode::Write,
+            flags: 0,
+            span: Span::NONE,
+        },
         Message::Resume { seq: StreamSeq(0), last: StreamSeq(0) },
     ] {
         said(&mut rig, 0, 4, &message);

@@ -488,8 +488,12 @@ impl Hand {
     }
 
     pub fn append(&mut self, op: &Op<'_>) -> Sequence {
+        self.append_at(op, 77)
+    }
+
+    pub fn append_at(&mut self, op: &Op<'_>, time: u64) -> Sequence {
         let log = Log::<ByHand>::resume(self.descriptor, self.at, Sequence(self.seq));
-        let place = log.append(&self.memory, 0, op, 77).expect("room in the lane");
+        let place = log.append(&self.memory, 0, op, time).expect("room in the lane");
         self.at = log.next_at(0) - self.descriptor.lane_offset(0);
         assert!(self.at > 0, "the test's log has no laps");
         self.seq = place.sequence.0;

@@ -89,6 +89,18 @@
 //! `REFUSALS`. What is settled it believes in the time of its leases only: before that a node may have been replaced,
 //! and not know it.
 //!
+//! # Ranges
+//!
+//! Where several clients write other bytes of one regular file, each of them would have to take its write lease from the others for
+//! every write. So all of them get a lease of the mode [`LeaseMode::Joint`] there, too, each with bytes of its own: whole blocks, which
+//! nobody else has. Inside the file's size the client reads and writes its bytes as under a write lease, and waits for nobody. All else that
+//! is so of the file (its size, its times, other bytes) it does not know under such a lease; who asks for a lease to read or write all of it gets
+//! that when all joint ones are back, with all bytes of each. The times of the file become those of the latest write, in whatever order
+//! writes of several clients come to the head.
+//!
+//! The answer that grants bytes says since which generation of its word the client has had the lease all the time: what it was granted under
+//! an earlier one it has no more.
+//!
 //! # Heir
 //!
 //! With a client all that it has open and locked is free. One that has a number at `HEIR` (16 bytes, a secret; 0: none) may have an
@@ -244,7 +256,8 @@ pub enum LeaseMode {
     None = 0,
     /// Of a directory, beside others who have the same: it stays where and what it is (mode, owner, lists, limits), while
     /// its names come and go. Nothing that changes with them may be cached. Names may be made and taken away, and
-    /// whoever does waits until that is judged (see "Joint").
+    /// whoever does waits until that is judged (see "Joint"). Of a regular file, beside others who have other bytes of it: some
+    /// of its bytes may be cached and changed (see "Ranges").
     Joint = 4,
     /// State may be cached; others may too.
     Read = 1,

@@ -12,7 +12,8 @@
 //!               be reflected in the answer), proof u64 (format::proof, of the inode that the request
 //!               begins with), then by kind
 //! reply body:   errno u16 (0 is success), 6 zero bytes, then by kind:
-//!   Inode, Lookup   InodeReply
+//!   Inode, Lookup,
+//!   Range           InodeReply
 //!   Names           end u8 (1: no more names follow), names (put_name) up to the end of the body
 //!   Extents         reflected u64, complete u8, count u32, extents (from the one that holds the
 //!                   offset asked, or the next)
@@ -49,7 +50,7 @@
 //! beside them (SCM_RIGHTS):
 //!
 //! ```text
-//! request  0 4 magic "CBHR"   4 4 version 6   8 4 kind (1 attach, 2 arena)  12 4 zero  16 8 argument
+//! request  0 4 magic "CBHR"   4 4 version 7   8 4 kind (1 attach, 2 arena)  12 4 zero  16 8 argument
 //! reply    0 4 magic "CBHA"   4 4 version 1   8 2 errno  10 6 zero  16 8 value  24 40 text (UTF-8)
 //!   The version of a request is that of everything that a program and its node say to each other: control
 //!   area, log entries, requests, replies. Programs and services of different builds do not mix.
@@ -112,6 +113,15 @@ pub enum Request<'a> {
         ino: InodeId,
         mode: LeaseMode,
         flags: u8,
+    },
+    /// The same with a write lease. If others use other bytes of the regular file, a lease of the mode [`LeaseMode::Joint`] will do, for the
+    /// bytes `from..to` (see [`control`](super::control), "Ranges"): it is the head's to give. If the client has one already, under which
+    /// it has other bytes, the answer may leave the extents out.
+    Range {
+        ino: InodeId,
+        flags: u8,
+        from: u64,
+        to: u64,
     },
     /// The same for a name; the name's absence is the errno NOENT.
     Lookup {
@@ -472,6 +482,7 @@ impl<'a> Request<'a> {
     pub fn names(&self) -> Option<InodeId> {
         match *self {
             Request::Inode { ino, .. }
+            | Request::Range { ino, .. }
             | Request::Lookup { dir: ino, .. }
             | Request::Names { dir: ino, .. }
             | Request::Extents { ino, .. }
@@ -523,11 +534,15 @@ impl<'a> Request<'a> {
             Request::Inherit { .. } => 18,
             Request::Snapshots { .. } => 19,
             Request::Differences { .. } => 20,
+            Request::Range { .. } => 21,
         };
         w.u8(kind).bytes(&[0; 7]).u64(after.0).u64(proof.0);
         match self {
             Request::Inode { ino, mode, flags } => {
                 w.u64(ino.0).u8(*mode as u8).u8(*flags);
+            }
+            Request::Range { ino, flags, from, to } => {
+                w.u64(ino.0).u8(*flags).u64(*from).u64(*to);
             }
             Request::Lookup { dir, name, mode, flags } => {
                 w.u64(dir.0).u8(*mode as u8).u8(*flags).bytes(name);
@@ -668,6 +683,13 @@ impl<'a> Request<'a> {
                 Request::Accounts { after }
             }
             16 => Request::XattrPart { ino: InodeId(r.u64()?), from: r.u32()?, name: r.rest() },
+            21 => {
+                let (ino, flags, from, to) = (InodeId(r.u64()?), r.u8()?, r.u64()?, r.u64()?);
+                if from >= to {
+                    return Err(r.corrupt("asks for no bytes"));
+                }
+                Request::Range { ino, flags, from, to }
+            }
             _ => return Err(r.corrupt("is of an unknown kind")),
         };
         r.end()?;
@@ -736,7 +758,31 @@ pub struct Extent {
     pub arena_offset: u64,
 }
 
-/// Answer to `Inode` and `Lookup`.
+/// The bytes `from..to` of a file that a client has under a lease of the mode [`LeaseMode::Joint`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Span {
+    /// The first.
+    pub from: u64,
+    /// Behind the last.
+    pub to: u64,
+}
+
+impl Span {
+    /// No bytes in particular.
+    pub const NONE: Self = Self { from: 0, to: 0 };
+
+    /// As a range.
+    pub const fn range(self) -> core::ops::Range<u64> {
+        self.from..self.to
+    }
+
+    /// Whether there are none.
+    pub const fn is_empty(self) -> bool {
+        self.from >= self.to
+    }
+}
+
+/// Answer to `Inode`, `Range` and `Lookup`.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct InodeReply {
     /// The lease.
@@ -755,6 +801,10 @@ pub struct InodeReply {
     pub proof: Proof,
     /// Proof of the parent of a directory that the client may search.
     pub parent_proof: Proof,
+    /// If the lease is a joint one of a regular file: the bytes that it has from now on, beside those that it has got since ...
+    pub span: Span,
+    /// ... the grant that made a word of this generation, since which it has had the lease all the time.
+    pub since: u64,
 }
 
 /// Appends an `Extents` reply.
@@ -947,12 +997,13 @@ impl Extent {
 }
 
 impl InodeReply {
-    /// Appends a success reply: slot, word, reflected, proof, proof of the parent, record, flags (1:
+    /// Appends a success reply: slot, word, reflected, proof, proof of the parent, span (from, to), since, record, flags (1:
     /// complete), number of extents, length of the target, extents, target.
     pub fn encode(&self, out: &mut Vec<u8>) {
         reply_ok(out);
         Writer(out).u32(self.granted.slot).u64(self.granted.word.0).u64(self.reflected.0);
         Writer(out).u64(self.proof.0).u64(self.parent_proof.0);
+        Writer(out).u64(self.span.from).u64(self.span.to).u64(self.since);
         self.record.encode(out);
         let mut w = Writer(out);
         w.u8(u8::from(self.complete)).u32(self.extents.len() as u32).u16(self.target.len() as u16);
@@ -967,6 +1018,7 @@ impl InodeReply {
         let granted = Granted { slot: r.u32()?, word: LeaseWord(r.u64()?) };
         let reflected = Sequence(r.u64()?);
         let (proof, parent_proof) = (Proof(r.u64()?), Proof(r.u64()?));
+        let (span, since) = (Span { from: r.u64()?, to: r.u64()? }, r.u64()?);
         let record = InodeRecord::decode(r)?;
         let (complete, count, target) = (r.flag()?, r.u32()? as usize, r.u16()?);
         if count > r.left() / EXTENT_BYTES {
@@ -974,7 +1026,18 @@ impl InodeReply {
         }
         let extents = (0..count).map(|_| Extent::decode(r)).collect::<Result<_, _>>()?;
         let target = r.bytes(target.into())?.to_vec();
-        Ok(Self { granted, reflected, record, extents, complete, target, proof, parent_proof })
+        Ok(Self {
+            granted,
+            reflected,
+            record,
+            extents,
+            complete,
+            target,
+            proof,
+            parent_proof,
+            span,
+            since,
+        })
     }
 }
 
@@ -1003,7 +1066,7 @@ pub const HOST_ARENA: u32 = 2;
 pub const HOST_KNOWS: u32 = 3;
 
 /// Version of all that programs and their node share.
-pub const CLIENT_VERSION: u32 = 6;
+pub const CLIENT_VERSION: u32 = 7;
 
 /// A request to hostd.
 pub fn host_request(kind: u32, argument: u64) -> [u8; HOST_MESSAGE_BYTES] {

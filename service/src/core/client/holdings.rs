@@ -29,7 +29,10 @@ impl Client {
         let forgotten = planted(Bug::HeldForgotten);
         for (slot, ino, mode) in leases.iter().filter(|_| !forgotten) {
             if self.slots.insert(*ino, *slot).is_none() {
-                self.modes.insert(*ino, Lease { mode: *mode, at: now, after: u64::MAX, token: 0 });
+                self.modes.insert(
+                    *ino,
+                    Lease { mode: *mode, at: now, after: u64::MAX, token: 0, since: 0 },
+                );
             }
         }
         self.lease_slots = Slots::without(&leases.iter().map(|l| l.0).collect());
@@ -77,7 +80,13 @@ impl Client {
         self.set_word(control::lease_word(slot) - 8, ino.0);
         self.set_word(control::lease_word(slot), word.0);
         let after = self.last_sequence().0;
-        self.modes.insert(ino, Lease { mode, at: now, after, token });
+        let before = self.modes.get(&ino).filter(|lease| lease.mode == LeaseMode::Joint);
+        let since = match before.map_or(0, |lease| lease.since) {
+            _ if mode != LeaseMode::Joint => 0,
+            0 => self.generation,
+            since => since,
+        };
+        self.modes.insert(ino, Lease { mode, at: now, after, token, since });
         Ok(Some(Granted { slot, word }))
     }
 
@@ -483,7 +492,12 @@ impl Client {
         self.modes.len() as u64
     }
 
-    /// Whether it uses the directory jointly with others.
+    /// Since which generation of its word it has had a lease jointly with others; 0: it has none.
+    pub fn joint_since(&self, ino: InodeId) -> u64 {
+        self.modes.get(&ino).map_or(0, |lease| lease.since)
+    }
+
+    /// Whether it uses the directory, or the file, jointly with others.
     pub fn is_joint(&self, ino: InodeId) -> bool {
         self.modes.get(&ino).is_some_and(|lease| lease.mode == LeaseMode::Joint)
     }

@@ -4,6 +4,7 @@ use base::wire::{Corrupt, Reader, Writer};
 use base::{ClientId, Epoch, InodeId, Sequence, StreamSeq};
 use storage::format::control::LeaseMode;
 use storage::format::lock::{LOCK_BYTES, Lock, LockSpace};
+use storage::format::rpc::Span;
 use storage::format::sole::SOLE_LOCKS;
 use storage::limits::{BLOCK_BYTES, FILE_SIZE_MAX};
 
@@ -117,6 +118,18 @@ impl Field for LeaseMode {
 
     fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
         Self::from_u8(r.u8()?).ok_or(Corrupt::new(NAME, "has an unknown lease mode"))
+    }
+}
+
+impl Field for Span {
+    const SHOWN: &str = "u64, u64";
+
+    fn put(&self, w: &mut Writer<'_>) {
+        w.u64(self.from).u64(self.to);
+    }
+
+    fn take(r: &mut Reader<'_>) -> Result<Self, Corrupt> {
+        Ok(Self { from: r.u64()?, to: r.u64()? })
     }
 }
 

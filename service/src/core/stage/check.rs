@@ -9,7 +9,7 @@ use base::{ClientId, Errno, InodeId, Sequence};
 use storage::format::control::LeaseMode;
 use storage::format::entry::{Op, mask};
 use storage::format::item;
-use storage::format::rpc::InodeRecord;
+use storage::format::rpc::{InodeRecord, Span};
 use storage::permission::{Creds, R, W, X};
 use storage::volume::{Volume, joins};
 
@@ -86,6 +86,15 @@ fn names_fit(volume: &Volume, op: &Op<'_>) -> Result<(), Errno> {
     }
 }
 
+/// Whether `op` writes bytes of a regular file, inside its size, that `client` has jointly with others who have others.
+fn has_bytes(volume: &Volume, leases: &LeaseTable, client: ClientId, op: &Op<'_>) -> bool {
+    let Op::Write { ino, offset, data, .. } = *op else { return false };
+    let Some(to) = offset.checked_add(data.len() as u64) else { return false };
+    let inside = volume.attr(ino).is_ok_and(|r| r.is_some_and(|r| to <= r.size));
+    let own = leases.has_bytes(client, ino, Span { from: offset, to });
+    inside && own || planted(Bug::RangeWriteUnjudged)
+}
+
 /// Judges one operation of `client`.
 pub fn judge(
     volume: &Volume,
@@ -100,6 +109,7 @@ pub fn judge(
         match leases.mode(client, ino) {
             LeaseMode::Write => {}
             LeaseMode::Joint if jointly => {}
+            LeaseMode::Joint if has_bytes(volume, leases, client, op) => {}
             _ if planted(Bug::LeaseUnchecked) => {}
             _ => return Err(Errno::STALE),
         }

@@ -385,7 +385,8 @@ impl Node {
     /// snapshot is gone again, which comes later here as everywhere.)
     fn blocks_frozen(&mut self) {
         for client in self.agent.clients.values_mut() {
-            let held = client.leases().into_iter().filter(|(_, mode)| *mode == LeaseMode::Write);
+            let writes = |mode| matches!(mode, LeaseMode::Write | LeaseMode::Joint);
+            let held = client.leases().into_iter().filter(|(_, mode)| writes(*mode));
             held.for_each(|(ino, _)| client.suspend(ino));
         }
     }
