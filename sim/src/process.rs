@@ -95,6 +95,8 @@ pub(crate) struct Attached {
     again: BTreeSet<u64>,
     /// Its leases, as far as somebody looked: the words, and the modes that were given last by inode.
     given: (Vec<u64>, BTreeMap<u64, LeaseMode>),
+    /// When, in the model's time, by inode.
+    given_at: BTreeMap<u64, u64>,
     ended: bool,
 }
 
@@ -641,6 +643,7 @@ impl World<'_> {
             last,
             again: BTreeSet::new(),
             given: Default::default(),
+            given_at: BTreeMap::new(),
             ended: false,
         };
         self.process(c).into_iter().for_each(|p| p.attached.push(attached.clone()));
@@ -731,6 +734,7 @@ impl World<'_> {
         self.settle_touched(c, session, &op)?;
         self.judge_entry(c, t, (session, seq), &op)?;
         self.judge_leases(c, seq, &op)?;
+        self.judge_ranges(c, session, &op)?;
         if let Op::Create { ino, .. } | Op::Tmpfile { ino, .. } = op
             && let Some(under_way) = self.thread(c, t).and_then(|t| t.under_way.as_mut())
         {
@@ -779,7 +783,8 @@ impl World<'_> {
         match *op {
             // Others may write elsewhere in the file.
             Op::Write { ino, offset, data, clear_setid: clears } if self.has_ranges(c, ino.0) => {
-                let part = Part { offset: offset as usize, data: data.into(), time, clears };
+                let (offset, loose) = (offset as usize, Vec::new());
+                let part = Part { offset, data: data.into(), time, clears, loose };
                 if let Some(change) = changes.pop() {
                     self.outcome.parts += 1;
                     self.model.appended_part(session, seq, change, part);

@@ -36,6 +36,8 @@ pub struct Part {
     pub time: u64,
     /// It ends the bits by which others become its owner.
     pub clears: bool,
+    /// Blocks of which it is not known what it was made of: with what is in doubt there or without, they show the same.
+    pub loose: Vec<usize>,
 }
 
 impl Part {
@@ -150,8 +152,10 @@ impl<'a> Stretch<'a> {
         let mut needs = vec![Vec::new(); parts.len()];
         let (mut of_block, mut of_session) = (BTreeMap::new(), BTreeMap::new());
         for (i, v) in parts.iter().enumerate() {
-            let before = v.part.iter().flat_map(Part::blocks);
-            let before = before.filter_map(|block| of_block.insert(block, i));
+            let blocks = v.part.iter().flat_map(Part::blocks);
+            let loose = |block| v.part.as_ref().is_some_and(|part| part.loose.contains(&block));
+            let before =
+                blocks.filter_map(|block| of_block.insert(block, i).filter(|_| !loose(block)));
             let own = v.by.and_then(|(session, _)| of_session.insert(session, i));
             needs[i] = before.chain(own).collect();
         }
@@ -429,12 +433,14 @@ impl Model {
         session: usize,
         seq: u64,
         (ino, state): (u64, State),
-        part: Part,
+        mut part: Part,
     ) {
         let s = &self.sessions[session];
         if !s.alive && seq > s.hi {
             return;
         }
+        let range = part.offset as u64..(part.offset + part.data.len()) as u64;
+        part.loose = self.unsettled(ino, session, Some(range)).unwrap_or_default();
         self.now += 1;
         self.shared.insert(ino);
         let (by, at, seen) = (Some((session, seq)), self.now, Vec::new());
@@ -476,7 +482,9 @@ impl Model {
                 let (mut blocks, mut any, mut lost) = (BTreeSet::new(), false, Vec::new());
                 for v in versions {
                     let rests = match &v.part {
-                        Some(part) => part.blocks().any(|block| blocks.contains(&block)),
+                        Some(part) => part
+                            .blocks()
+                            .any(|block| blocks.contains(&block) && !part.loose.contains(&block)),
                         None => any,
                     };
                     if !self.counts(v) || rests && !self.is_certain(v) {
