@@ -149,6 +149,16 @@ pub struct Preset {
 impl Preset {
     /// The preset that a seed stands for.
     pub fn of(seed: u64) -> Self {
+        let mut preset = Self::drawn(seed);
+        // (Not drawn from the others' numbers.)
+        let small = !preset.doubts() && preset.write_max < 1 << 20;
+        if small && Random::new(seed ^ 0xb17e).chance(1, 12) {
+            preset.make(Flavour::Bytes);
+        }
+        preset
+    }
+
+    fn drawn(seed: u64) -> Self {
         let mut r = Random::new(seed ^ 0x5eed);
         let mut preset = Self {
             nodes: 1 + r.below(3) as usize,
@@ -208,18 +218,15 @@ impl Preset {
             preset.make(Flavour::Large);
         } else if r.chance(1, 10) {
             preset.make(Flavour::Quota);
-        } else if Random::new(seed ^ 0xb17e).chance(1, 12) {
-            preset.make(Flavour::Bytes);
         }
         preset
     }
 
     /// Three nodes, three clients, nothing special, no faults: for a script to add some.
     pub(crate) fn plain(seed: u64) -> Self {
-        let mut preset = Self::of(seed);
+        let mut preset = Self::drawn(seed);
         preset.make(Flavour::Plain);
         (preset.joint, preset.snapshots, preset.updated) = (false, false, None);
-        preset.strides = false;
         (preset.nodes, preset.clients, preset.ops, preset.faults) = (3, 3, 80, 0);
         preset.min_replicas = 0;
         preset.threads = preset.threads.min(2);

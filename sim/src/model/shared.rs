@@ -439,10 +439,12 @@ impl Model {
         if !s.alive && seq > s.hi {
             return;
         }
+        if self.shared.insert(ino) {
+            self.drop_lost_of(ino);
+        }
         let range = part.offset as u64..(part.offset + part.data.len()) as u64;
         part.loose = self.unsettled(ino, session, Some(range)).unwrap_or_default();
         self.now += 1;
-        self.shared.insert(ino);
         let (by, at, seen) = (Some((session, seq)), self.now, Vec::new());
         let (state, part) = (Rc::new(state), Some(part));
         let versions = self.inodes.entry(ino).or_default();
