@@ -89,7 +89,10 @@ impl World<'_> {
         if !self.preset.shares_bytes() {
             return Ok(());
         }
-        for ino in effects::touched(op).into_iter().filter(|ino| self.has_ranges(c, *ino)) {
+        for ino in effects::touched(op) {
+            if !self.has_ranges(c, ino) {
+                continue;
+            }
             let size = match self.model.current(ino).map(|s| &s.body) {
                 Some(Body::File(bytes, _)) => bytes.len() as u64,
                 _ => continue,
