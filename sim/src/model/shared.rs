@@ -674,7 +674,8 @@ impl Model {
     ) -> Vec<Version> {
         let base = State::clone(&versions[found.base].state);
         let known = if found.one_kind { base.xattrs.clone() } else { None };
-        let mut state = if seen.is_gone() { base } else { seen.clone() };
+        // (Freed, it shows nothing; with no name it shows all.)
+        let mut state = if seen.body == Body::Gone { base } else { seen.clone() };
         state.xattrs = if seen.xattrs.is_some() { seen.xattrs.clone() } else { known };
         let last = found.shown.iter().rposition(|there| *there).unwrap_or(0);
         let at = versions[last].at;
