@@ -571,7 +571,8 @@ impl Model {
                 for (shown, most) in stretch.explain(look) {
                     let (mut all, mut any) =
                         (vec![false; versions.len()], vec![false; versions.len()]);
-                    all[..=base].fill(true);
+                    // (What it was made of itself it may have been made without, where that shows the same.)
+                    all[base] = true;
                     any[..=base].fill(true);
                     all[stretch.at..stretch.at + shown.len()].copy_from_slice(&shown);
                     any[stretch.at..stretch.at + most.len()].copy_from_slice(&most);
