@@ -158,7 +158,8 @@ impl Preset {
         preset
     }
 
-    fn drawn(seed: u64) -> Self {
+    /// One of which no more is drawn: those in which files are shared are asked for.
+    pub(crate) fn drawn(seed: u64) -> Self {
         let mut r = Random::new(seed ^ 0x5eed);
         let mut preset = Self {
             nodes: 1 + r.below(3) as usize,
@@ -305,6 +306,9 @@ impl Preset {
 
     /// Makes it one of a certain flavour.
     pub fn make(&mut self, flavour: Flavour) {
+        if std::mem::take(&mut self.strides) {
+            self.favour.clear();
+        }
         match flavour {
             Flavour::Plain => {
                 (self.full, self.hostile, self.quota) = (false, false, false);
