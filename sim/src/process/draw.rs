@@ -562,6 +562,10 @@ impl World<'_> {
             ((offset, len), keep) = (own, false);
         }
         Some(match kind {
+            // (Its times are of all that was written.)
+            Kind::Read if self.preset.strides && self.random.chance(1, 8) => {
+                Call::Fgetattr { handle, ino }
+            }
             Kind::Read => {
                 let len = if keep { self.preset.file_max } else { len } as usize;
                 Call::Read { handle, ino, offset: if keep { 0 } else { offset }, len }
