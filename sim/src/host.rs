@@ -130,6 +130,8 @@ pub struct Host {
     pub keeps_chunks: bool,
     /// Directories may be used jointly.
     pub joint: bool,
+    /// Files may be, too.
+    pub ranges: bool,
     /// Some client speaks the protocol by hand.
     pub by_hand: bool,
     /// Chunks of its ring up to here were looked at.
@@ -233,9 +235,18 @@ fn draw_soles(limits: &mut Limits, random: &mut Random) {
 }
 
 /// The bounds of a node: as shipped, or so small that their edges are met within a few operations.
-fn draw_limits(random: &mut Random, (keeps_chunks, by_hand, joint): (bool, bool, bool)) -> Limits {
-    // The model knows one writer of a file at a time.
+fn draw_limits(
+    random: &mut Random,
+    (keeps_chunks, by_hand): (bool, bool),
+    (joint, ranges): (bool, bool),
+) -> Limits {
     let mut limits = Limits { ranges: 0, ..Limits::SHIPPED };
+    if ranges {
+        // Not drawn from the others' numbers.
+        let mut random = Random::new(random.clone().next_u64() ^ 0x4a9e);
+        limits.ranges = [8192, 8192, 3, 1][random.below(4) as usize];
+        limits.ranges_all = [1 << 20, 1 << 20, 1 << 20, 4][random.below(4) as usize];
+    }
     if joint {
         // Not drawn from the others' numbers.
         let mut random = Random::new(random.clone().next_u64() ^ 0x101e);
@@ -333,6 +344,7 @@ impl Host {
             keeps_chunks: false,
             by_hand: false,
             joint: false,
+            ranges: false,
             looked: StreamSeq(0),
             chunks: Vec::new(),
             boot: 1,
@@ -386,7 +398,8 @@ impl Host {
     /// Starts nicfs.
     pub fn start(&mut self, now: Nanos, seed: u64) -> Result<(), String> {
         let mut random = Random::new(seed ^ 0x11b5);
-        let mut limits = draw_limits(&mut random, (self.keeps_chunks, self.by_hand, self.joint));
+        let mut limits =
+            draw_limits(&mut random, (self.keeps_chunks, self.by_hand), (self.joint, self.ranges));
         limits.resend = self.resend;
         let config = NodeConfig {
             limits,

@@ -29,7 +29,7 @@ corbel-sim [--seeds N] [--from S] [--seed S] [--trace] [--seconds T] [--keep-goi
   --trace        print one line an event
   --seconds T    end after T seconds
   --keep-going   go on after a violation
-  --flavour F    only histories of that kind: plain, large, hostile, full, quota, joint, parted, long
+  --flavour F    only histories of that kind: plain, large, hostile, full, quota, joint, bytes, parted, long
 corbel-sim scenario NAME [--bug VARIANT] [the options above]
   the same with directed histories; --bug plants a variant (with --features planted)
 corbel-sim planted [--only NAME]... [--from S] [--json]   (built with --features planted)
@@ -91,6 +91,7 @@ fn options(args: &mut Args) -> Result<Options, String> {
                 "quota" => Flavour::Quota,
                 "joint" => Flavour::Joint,
                 "parted" => Flavour::Parted,
+                "bytes" => Flavour::Bytes,
                 "long" => Flavour::Long,
                 other => return Err(format!("--flavour {other}: there is no such\n{USAGE}")),
             });
@@ -204,7 +205,7 @@ fn many(options: &Options) -> ExitCode {
     );
     println!(
         "{} operations ({}), {} observations, {} interleavings, {} fsyncs; {} entries to refuse, {} operations without space, \
-         {} over a quota, {} snapshots; {} jointly, {} of them untaken, {} judged anew; {} heirs; {} steps of scripts",
+         {} over a quota, {} snapshots; {} jointly, {} of them untaken, {} writes beside others, {} judged anew; {} heirs; {} steps of scripts",
         total.operations,
         listed(&total.kinds),
         total.observations,
@@ -216,6 +217,7 @@ fn many(options: &Options) -> ExitCode {
         total.snapshots,
         total.joint,
         total.untaken,
+        total.parts,
         total.unsaid,
         total.heirs,
         total.steps

@@ -2,13 +2,19 @@
 //! under test.
 //!
 //! Leases give every inode one writer at a time, so the order in which the clients append *is* the
-//! order of the inode's versions. A version belongs to a session (one attachment of a client) and
+//! order of the inode's versions. (Where several write one file at a time, it is that of each block's: `shared`.) A version belongs to a session (one attachment of a client) and
 //! to a sequence. When a session ends by a fault, a suffix of its log may be lost: how much is not
 //! known, but it is *one* cut for all inodes, not below what fsync or another client's view
 //! vouched for, not above what was appended. Each later observation narrows the cut.
 
-use std::collections::BTreeMap;
+mod shared;
+#[cfg(test)]
+mod tests;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+
+pub use self::shared::{BLOCK, Look, Part};
 
 /// Content of an inode.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -65,13 +71,32 @@ impl State {
         matches!(self.body, Body::Gone | Body::File(_, 0))
     }
 
+    /// Bytes of it were written at that time. (Of writes that meet the order in time does not depend on that in the stream.)
+    pub fn written(&mut self, time: u64, clear_setid: bool) {
+        let time = time.max(self.ctime);
+        (self.mtime, self.ctime) = (time, time);
+        if clear_setid {
+            self.clear_setid();
+        }
+    }
+
+    /// What a write ends of the bits by which others become its owner.
+    pub fn clear_setid(&mut self) {
+        let group = if self.mode & 0o10 != 0 { 0o2000 } else { 0 };
+        self.mode &= !(0o4000 | group);
+    }
+
     /// Whether a reader of this could have seen that.
     fn shows(&self, seen: &Self) -> bool {
         if seen.body == Body::Gone {
             return self.is_gone();
         }
-        (self.mode, self.uid, self.gid, self.project, self.mtime, self.ctime, &self.body)
-            == (seen.mode, seen.uid, seen.gid, seen.project, seen.mtime, seen.ctime, &seen.body)
+        self.has_attributes_of(seen) && self.body == seen.body
+    }
+
+    fn has_attributes_of(&self, seen: &Self) -> bool {
+        (self.mode, self.uid, self.gid, self.project, self.mtime, self.ctime)
+            == (seen.mode, seen.uid, seen.gid, seen.project, seen.mtime, seen.ctime)
             && (self.xattrs.is_none() || seen.xattrs.is_none() || self.xattrs == seen.xattrs)
     }
 
@@ -129,7 +154,10 @@ struct Version {
     firm: bool,
     /// When it was made, counted in versions.
     at: u64,
+    /// With all versions before it.
     state: Rc<State>,
+    /// It is of a part of a file.
+    part: Option<Part>,
     /// Sessions that have seen it, or what was made of it: as long as one of them lasts it is so.
     seen: Vec<usize>,
 }
@@ -168,9 +196,11 @@ struct Lost {
 }
 
 /// See the module.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Model {
     inodes: BTreeMap<u64, Vec<Version>>,
+    /// Files of which parts were written.
+    shared: BTreeSet<u64>,
     past: BTreeMap<u64, Vec<Past>>,
     lost: BTreeMap<u64, Vec<Lost>>,
     sessions: Vec<Session>,
@@ -178,12 +208,15 @@ pub struct Model {
     now: u64,
     /// Nobody asks what was before.
     asked_from: u64,
+    /// Sessions have less than before.
+    lowered: bool,
 }
 
 impl Model {
     /// A volume with an empty root.
     pub fn new(root: State) -> Self {
-        let first = Version { by: None, firm: true, at: 0, state: Rc::new(root), seen: Vec::new() };
+        let (state, part, seen) = (Rc::new(root), None, Vec::new());
+        let first = Version { by: None, firm: true, at: 0, state, part, seen };
         Self { inodes: BTreeMap::from([(1, vec![first])]), ..Self::default() }
     }
 
@@ -222,8 +255,9 @@ impl Model {
         self.now += 1;
         for (ino, state) in changes {
             let (by, at, seen) = (Some((session, seq)), self.now, Vec::new());
-            let state = Rc::new(state);
-            self.inodes.entry(ino).or_default().push(Version { by, firm: false, at, state, seen });
+            let (state, part) = (Rc::new(state), None);
+            let versions = self.inodes.entry(ino).or_default();
+            versions.push(Version { by, firm: false, at, state, part, seen });
         }
     }
 
@@ -234,8 +268,8 @@ impl Model {
         let made = changes.into_iter().map(|(ino, state)| {
             let versions = self.inodes.entry(ino).or_default();
             let before = versions.last().cloned();
-            let seen = Vec::new();
-            versions.push(Version { by, firm: true, at, state: Rc::new(state), seen });
+            let (state, part, seen) = (Rc::new(state), None, Vec::new());
+            versions.push(Version { by, firm: true, at, state, part, seen });
             Made { ino, at, before }
         });
         made.collect()
@@ -304,7 +338,8 @@ impl Model {
         }
         for (ino, state) in changes {
             let (by, state, seen) = (Some((session, seq)), Rc::new(state), Vec::new());
-            self.inodes.entry(ino).or_default().push(Version { by, firm: false, at, state, seen });
+            let versions = self.inodes.entry(ino).or_default();
+            versions.push(Version { by, firm: false, at, state, part: None, seen });
         }
     }
 
@@ -341,8 +376,10 @@ impl Model {
         // What began before may have seen what is lost with it; what begins now has not.
         self.now += 1;
         let s = &mut self.sessions[session];
-        (s.alive, s.hi) = (false, s.hi.min(hi));
+        s.alive = false;
         s.over.get_or_insert(self.now);
+        self.lower(session, hi);
+        self.drop_lost();
     }
 
     /// The newest version; right whenever no fault left doubt.
@@ -441,7 +478,14 @@ impl Model {
         seen: &State,
     ) -> Result<(), String> {
         let gone = seen.is_gone();
+        if self.is_shared(ino) {
+            let look = Look::All(seen);
+            let told = self.watch_shared((sight, by), ino, (u64::MAX, gone), &look);
+            self.drop_lost();
+            return told.map_err(|may| format!("inode {ino}: seen {}; {may}", seen.summary()));
+        }
         let told = self.watch(sight, by, ino, u64::MAX, gone, |state| state.shows(seen));
+        self.drop_lost();
         let Some(chosen) =
             told.map_err(|may| format!("inode {ino}: seen {}; {may}", seen.summary()))?
         else {
@@ -494,13 +538,19 @@ impl Model {
         ino: u64,
         since: u64,
         gone: bool,
-        fits: impl Fn(&State) -> bool,
+        look: &Look<'_>,
     ) -> Result<(), String> {
+        let fits = |state: &State| look.fits(state);
         if self.past.get(&ino).is_some_and(|p| p.iter().any(|p| p.until > since && fits(&p.state)))
         {
             return Ok(());
         }
-        let may = self.watch(Sight::Early, by.last().copied(), ino, since, gone, &fits);
+        let last = by.last().copied();
+        let may = match self.is_shared(ino) {
+            true => self.watch_shared((Sight::Early, last), ino, (since, gone), look),
+            false => self.watch(Sight::Early, last, ino, since, gone, fits).map(drop),
+        };
+        self.drop_lost();
         // (Who was shown it lost it with his own session.)
         let over = by.iter().filter_map(|s| self.sessions[*s].over).max();
         let until = |l: &Lost| if by.contains(&l.session) { l.until } else { over.unwrap_or(0) };
@@ -508,7 +558,7 @@ impl Model {
         if may.is_err() && lost.any(|l| until(l) > since && fits(&l.state)) {
             return Ok(());
         }
-        may.map(drop).map_err(|may| format!("inode {ino}: {may}"))
+        may.map_err(|may| format!("inode {ino}: {may}"))
     }
 
     /// What was seen since then of a directory that several use shows what others had done before: all members have that.
@@ -592,8 +642,7 @@ impl Model {
                 // Its creation was lost, and so all after it; or it is seen before that.
                 if versions.first().is_none_or(|v| v.at <= since) {
                     for (s, seq) in versions.drain(..).filter_map(|v| v.by) {
-                        let session = &mut self.sessions[s];
-                        session.hi = session.hi.min(seq - 1);
+                        self.lower(s, seq - 1);
                     }
                 }
                 Ok(None)
@@ -611,7 +660,7 @@ impl Model {
         // What came after it, before somebody looked, is not there.
         for after in versions[newest + 1..].iter().take_while(|v| v.at <= since && !own(v)) {
             if let Some((s, seq)) = after.by {
-                self.sessions[s].hi = self.sessions[s].hi.min(seq - 1);
+                self.lower(s, seq - 1);
             }
         }
         if own(&versions[newest]) {
@@ -645,6 +694,13 @@ impl Model {
         Ok(Some(matching.into_iter().map(|i| i - oldest).collect()))
     }
 
+    /// Of a session no more than that is there.
+    fn lower(&mut self, session: usize, hi: u64) {
+        let s = &mut self.sessions[session];
+        self.lowered |= hi < s.hi;
+        s.hi = s.hi.min(hi);
+    }
+
     /// Whether it is certain what the inode is now.
     pub fn is_settled(&self, ino: u64, by: usize) -> bool {
         let versions = self.inodes.get(&ino).into_iter().flatten();
@@ -664,92 +720,5 @@ impl Model {
         let is = |v: &&Version| v.by == Some(operation);
         let mut all = self.inodes.values().flatten().filter(is);
         all.any(|v| v.seen.iter().any(|s| sessions.contains(s)))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn file(text: &str) -> State {
-        State::new(0o100_644, 0, 0, Body::File(text.as_bytes().to_vec(), 1))
-    }
-
-    fn model() -> Model {
-        Model::new(State::new(0o40_755, 0, 0, Body::Dir(BTreeMap::new())))
-    }
-
-    #[test]
-    fn who_does_not_look_at_attributes_does_not_decide_them() {
-        let mut m = model();
-        let s = m.begin();
-        let mut with = file("a");
-        with.xattrs = Some(Xattrs::from([(b"user.a".to_vec(), b"1".to_vec())]));
-        m.appended(s, 1, vec![(10, file("a"))]);
-        m.appended(s, 2, vec![(10, with.clone())]);
-        m.ended(s, 2);
-        let mut blind = file("a");
-        blind.xattrs = None;
-        assert!(m.observe(None, 10, &blind).is_ok());
-        assert!(m.observe(None, 10, &with).is_ok());
-        assert!(m.observe(None, 10, &file("a")).is_err(), "decided by now");
-    }
-
-    #[test]
-    fn who_sees_what_it_made_itself_sees_that_what_came_later_is_lost() {
-        let mut m = model();
-        let (a, b) = (m.begin(), m.begin());
-        m.appended(a, 1, vec![(10, file("a"))]);
-        m.appended(b, 1, vec![(10, file("b"))]);
-        m.ended(b, 1);
-        assert!(m.observe(Some(a), 10, &file("a")).is_ok());
-        assert_eq!(m.current(10), Some(&file("a")));
-        assert!(m.observe(None, 10, &file("b")).is_err(), "decided by now");
-    }
-
-    #[test]
-    fn an_attribute_has_the_value_that_was_set_last() {
-        let mut m = model();
-        let s = m.begin();
-        let mut with = file("a");
-        with.xattrs = Some(Xattrs::from([(b"user.a".to_vec(), b"1".to_vec())]));
-        m.appended(s, 1, vec![(10, with)]);
-        assert!(m.may_have_xattr(10, b"user.a", Some(b"1")).is_ok());
-        assert!(m.may_have_xattr(10, b"user.a", Some(b"2")).is_err());
-        assert!(m.may_have_xattr(10, b"user.a", None).is_err());
-        assert!(m.may_have_xattr(10, b"user.b", None).is_ok());
-        m.appended(s, 2, vec![(10, file("a"))]);
-        assert!(m.may_have_xattr(10, b"user.a", Some(b"1")).is_err());
-        m.headless(s);
-        assert!(m.may_have_xattr(10, b"user.a", Some(b"1")).is_ok(), "the removal may be lost");
-    }
-
-    #[test]
-    fn what_fsync_covered_must_be_seen_and_the_cut_is_one_for_all_inodes() {
-        let mut m = model();
-        let s = m.begin();
-        for (seq, text) in [(1, "a"), (2, "b"), (3, "c")] {
-            m.appended(s, seq, vec![(10, file(text))]);
-        }
-        m.appended(s, 4, vec![(11, file("late"))]);
-        m.vouched(s, 2).unwrap();
-        m.ended(s, 4);
-        assert!(m.observe(None, 10, &file("a")).is_err(), "below what fsync covered");
-        assert!(m.observe(None, 10, &file("b")).is_ok());
-        assert!(m.observe(None, 10, &file("c")).is_err(), "decided already");
-        assert!(m.observe(None, 11, &file("late")).is_err(), "3 is lost, so is 4");
-        assert!(m.observe(None, 11, &State::gone()).is_ok());
-    }
-
-    #[test]
-    fn a_living_session_shows_its_last_version_only() {
-        let mut m = model();
-        let (a, b) = (m.begin(), m.begin());
-        m.appended(a, 1, vec![(10, file("a"))]);
-        m.appended(a, 2, vec![(10, file("b"))]);
-        assert!(m.observe(Some(b), 10, &file("a")).is_err());
-        assert!(m.observe(Some(b), 10, &file("b")).is_ok());
-        m.ended(a, 2);
-        assert!(m.observe(Some(b), 10, &file("a")).is_err(), "another client saw it: it stays");
     }
 }

@@ -268,7 +268,7 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         Coordinator, Crash, CutOff, Damage, Hang, Kill, LinkDown, OneWay, Planned, PowerCut,
         RegionLost, Slow, Stop,
     };
-    let mut preset = Preset::of(seed);
+    let mut preset = Preset::drawn(seed);
     preset.joint = false;
     let head_lost = [OneWay(0, 1), LinkDown(0, 1), OneWay(1, 2), RegionLost(0), Crash(0)];
     let split = [OneWay(0, 1), OneWay(0, 2), CutOff(0)];
@@ -377,6 +377,17 @@ fn preset(bug: Bug, name: &str, seed: u64) -> Preset {
         | Bug::JointTurnedOver
         | Bug::GivenTillTold
         | Bug::FoundGoneKept => jointly(&mut preset, seed),
+        Bug::RangeUnjudged
+        | Bug::RangeReadElsewhere
+        | Bug::RangeTimesByOrder
+        | Bug::RangeGrantStale
+        | Bug::RangeKeptOnRecall
+        | Bug::RangeWriteUnjudged
+        | Bug::RangesUnreported => {
+            preset.make(Flavour::Bytes);
+            (preset.nodes, preset.clients, preset.ops) = (3, 3, 150);
+            (preset.threads, preset.pace) = (1 + seed % 2, [200 * US, MS][seed as usize % 2]);
+        }
         Bug::CloneGivenAway | Bug::CloneOfNow | Bug::DifferenceShared => {
             use crate::actor::Kind::{Clone, Create, Truncate, Write};
             preset.make(Flavour::Plain);
@@ -692,6 +703,8 @@ fn judge_of(why: &str) -> &'static str {
         ("members ", "replicas"),
         ("region of node", "checker"),
         ("differs from its state", "reopening"),
+        ("is written by session", "leases"),
+        ("written beside others", "leases"),
         (" failed: ", "failure"),
         ("refused with", "refusals"),
         ("was refused", "refusals"),

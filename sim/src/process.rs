@@ -30,6 +30,7 @@ use storage::volume::Volume;
 use self::call::{Call, Task};
 pub(crate) use self::host::Narrow;
 use self::host::{Answer, Fiber, Pause, Shared, SimHost};
+use crate::model::{BLOCK, Body, Look, Part, State};
 use crate::rights::Who;
 use crate::world::judge::state_of;
 use crate::world::{Item, MS, US, World};
@@ -94,6 +95,8 @@ pub(crate) struct Attached {
     again: BTreeSet<u64>,
     /// Its leases, as far as somebody looked: the words, and the modes that were given last by inode.
     given: (Vec<u64>, BTreeMap<u64, LeaseMode>),
+    /// When, in the model's time, by inode.
+    given_at: BTreeMap<u64, u64>,
     ended: bool,
 }
 
@@ -177,7 +180,7 @@ struct UnderWay {
     /// What the file has from its sessions so far, for fsync.
     newest: Vec<(usize, u64)>,
     /// Its last entry.
-    last_part: Option<Part>,
+    last_part: Option<Piece>,
     /// The session in which it began.
     current: Option<usize>,
     /// The inode that it has made.
@@ -192,7 +195,7 @@ struct UnderWay {
 
 /// An entry of a call.
 #[derive(Clone, Debug)]
-struct Part {
+struct Piece {
     session: usize,
     seq: u64,
     /// What it says.
@@ -640,6 +643,7 @@ impl World<'_> {
             last,
             again: BTreeSet::new(),
             given: Default::default(),
+            given_at: BTreeMap::new(),
             ended: false,
         };
         self.process(c).into_iter().for_each(|p| p.attached.push(attached.clone()));
@@ -730,6 +734,7 @@ impl World<'_> {
         self.settle_touched(c, session, &op)?;
         self.judge_entry(c, t, (session, seq), &op)?;
         self.judge_leases(c, seq, &op)?;
+        self.judge_ranges(c, session, &op)?;
         if let Op::Create { ino, .. } | Op::Tmpfile { ino, .. } = op
             && let Some(under_way) = self.thread(c, t).and_then(|t| t.under_way.as_mut())
         {
@@ -755,7 +760,7 @@ impl World<'_> {
         self.trace(|| format!("client {c}.{t} does {seq} {}", brief(&op)));
         self.outcome.operations += 1;
         *self.outcome.kinds.entry(kind_of(&op)).or_default() += 1;
-        self.model.appended(session, seq, changes);
+        self.did(c, (session, seq), &op, header.time, changes);
         if void {
             // It rests on what was refused: its process takes for done what is not.
             self.taint(c, session, seq, effects::touched(&op));
@@ -766,27 +771,75 @@ impl World<'_> {
         Ok(())
     }
 
+    /// The model learns what a process has done.
+    fn did(
+        &mut self,
+        c: usize,
+        (session, seq): (usize, u64),
+        op: &Op<'_>,
+        time: u64,
+        mut changes: Vec<(u64, State)>,
+    ) {
+        match *op {
+            // Others may write elsewhere in the file.
+            Op::Write { ino, offset, data, clear_setid: clears } if self.has_ranges(c, ino.0) => {
+                let (offset, loose) = (offset as usize, Vec::new());
+                let part = Part { offset, data: data.into(), time, clears, loose };
+                if let Some(change) = changes.pop() {
+                    self.outcome.parts += 1;
+                    self.model.appended_part(session, seq, change, part);
+                }
+            }
+            _ => self.model.appended(session, seq, changes),
+        }
+    }
+
     /// What it is that an operation changes must be known: where a fault has left doubt, the state of the node from
     /// which the lease came says it. It must be one that the model allows.
     fn settle_touched(&mut self, c: usize, session: usize, op: &Op<'_>) -> Result<(), String> {
         let n = self.actors[c].node;
         for ino in effects::touched(op) {
-            if self.model.is_settled(ino, session) {
+            let range = match *op {
+                Op::Write { offset, data, .. } if self.has_ranges(c, ino) => {
+                    Some(offset..offset + data.len() as u64)
+                }
+                _ => None,
+            };
+            let blocks = self.model.unsettled(ino, session, range);
+            if blocks.as_ref().is_some_and(Vec::is_empty) {
                 continue;
             }
-            let state = match &self.hosts[n].node {
-                Some(node) => state_of(node.volume(), ino)?,
+            let attached = self.process(c).and_then(|p| p.attached.last());
+            let client = attached.map_or(ClientId(0), |a| a.client);
+            let told = |volume: &Volume| {
+                let upto = volume.published(client).map_err(|e| format!("{ino}: {e:?}"))?;
+                Ok::<_, String>((state_of(volume, ino)?, upto.0))
+            };
+            let (state, upto) = match &self.hosts[n].node {
+                Some(node) => told(node.volume())?,
                 None => {
                     let region = std::sync::Arc::clone(&self.hosts[n].region);
                     match Volume::open(region) {
-                        Ok(volume) => state_of(&volume, ino)?,
+                        Ok(volume) => told(&volume)?,
                         Err(_) => continue,
                     }
                 }
             };
             let down = self.hosts[n].node.is_none();
-            self.trace(|| format!("inode {ino} is settled: {}", state.summary()));
-            match self.model.observe_early(session, ino, &state) {
+            self.trace(|| format!("inode {ino} is settled: {} {blocks:?}", state.summary()));
+            let settled = match (&state.body, blocks) {
+                // (What others write elsewhere may not be on its node yet.)
+                (Body::File(bytes, _), Some(blocks)) => blocks.into_iter().try_for_each(|block| {
+                    let from = block * BLOCK;
+                    let got = &bytes[from.min(bytes.len())..bytes.len().min(from + BLOCK)];
+                    let mut got = got.to_vec();
+                    self.model.lay_own_over((ino, session), upto, from, &mut got);
+                    let look = Look::Bytes { from, want: BLOCK, got: &got };
+                    self.model.glimpse(&[session], ino, u64::MAX, false, &look)
+                }),
+                _ => self.model.observe_early(session, ino, &state),
+            };
+            match settled {
                 Err(_) if down => {}
                 other => other.map_err(|e| format!("node {} says: {e}", n + 1))?,
             }

@@ -248,6 +248,23 @@ pub const ALL: &[Scenario] = &[
     },
     Scenario { name: "heir-alone", tells: "the same", make: |p, _| heirs(p) },
     Scenario {
+        name: "shared-bytes",
+        tells: "processes of all nodes write and read the same few files, mostly blocks of their own, while links and nodes come and go",
+        make: |p, r| {
+            p.make(Flavour::Bytes);
+            p.clients_at = (0..3 + r.below(2)).map(|_| r.below(3) as usize).collect();
+            (p.ops, p.syncs, p.threads) = (300, [10, 30, 100][r.below(3) as usize], 1 + r.below(2));
+            p.pace = [200 * US, MS, 4 * MS][r.below(3) as usize];
+            let pause = [40, 150, 400][r.below(3) as usize] * MS;
+            p.script = Script::new(3).then(pause, When::Whole, &deeds(p, r));
+            for _ in 0..r.below(3) {
+                let (when, deeds) = (moment(p, r), deeds(p, r));
+                p.script = std::mem::take(&mut p.script).then(r.below(20 * MS), when, &deeds);
+            }
+            p.active = 1200 * MS;
+        },
+    },
+    Scenario {
         name: "sync-own-only",
         tells: "processes sync files that others write, whose node loses its link to the second, and dies",
         make: |p, _| {

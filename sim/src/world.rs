@@ -62,6 +62,8 @@ pub enum Flavour {
     /// Nodes are cut off from all others, the head mostly, again and again, while clients of all nodes write whole blocks; and hostd
     /// dies with copies under way.
     Parted,
+    /// Several processes write and read the same few files at the same time: mostly blocks of their own, and sometimes those of others.
+    Bytes,
     /// Two minutes of calls and faults with seconds between them, in which everything that waits for a time comes to its end: what
     /// is idle goes back, leases lapse, who is away for long is given up.
     Long,
@@ -138,11 +140,26 @@ pub struct Preset {
     pub tight: bool,
     /// Directories that processes fight for are used by all of them jointly.
     pub joint: bool,
+    /// So are files, where they use other bytes of them.
+    pub ranges: bool,
+    /// Processes mostly use blocks of their own of the same few files.
+    pub strides: bool,
 }
 
 impl Preset {
     /// The preset that a seed stands for.
     pub fn of(seed: u64) -> Self {
+        let mut preset = Self::drawn(seed);
+        // (Not drawn from the others' numbers.)
+        let small = !preset.doubts() && preset.write_max < 1 << 20;
+        if small && Random::new(seed ^ 0xb17e).chance(1, 12) {
+            preset.make(Flavour::Bytes);
+        }
+        preset
+    }
+
+    /// One of which no more is drawn: those in which files are shared are asked for.
+    pub(crate) fn drawn(seed: u64) -> Self {
         let mut r = Random::new(seed ^ 0x5eed);
         let mut preset = Self {
             nodes: 1 + r.below(3) as usize,
@@ -181,6 +198,8 @@ impl Preset {
             tight: false,
             // Not drawn from the others' numbers.
             joint: Random::new(seed ^ 0x101e).chance(1, 3),
+            ranges: Random::new(seed ^ 0x4a9e).chance(2, 3),
+            strides: false,
         };
         if r.chance(2, 3) {
             preset.nodes = 3;
@@ -206,7 +225,7 @@ impl Preset {
 
     /// Three nodes, three clients, nothing special, no faults: for a script to add some.
     pub(crate) fn plain(seed: u64) -> Self {
-        let mut preset = Self::of(seed);
+        let mut preset = Self::drawn(seed);
         preset.make(Flavour::Plain);
         (preset.joint, preset.snapshots, preset.updated) = (false, false, None);
         (preset.nodes, preset.clients, preset.ops, preset.faults) = (3, 3, 80, 0);
@@ -260,6 +279,11 @@ impl Preset {
         self.joint && !self.doubts()
     }
 
+    /// Files may be used jointly.
+    pub(crate) const fn shares_bytes(&self) -> bool {
+        self.ranges && self.shares()
+    }
+
     /// The judges read every chunk.
     pub(crate) const fn hears(&self) -> bool {
         self.doubts() || self.shares()
@@ -282,6 +306,9 @@ impl Preset {
 
     /// Makes it one of a certain flavour.
     pub fn make(&mut self, flavour: Flavour) {
+        if std::mem::take(&mut self.strides) {
+            self.favour.clear();
+        }
         match flavour {
             Flavour::Plain => {
                 (self.full, self.hostile, self.quota) = (false, false, false);
@@ -324,6 +351,20 @@ impl Preset {
                 self.focus =
                     [0, 0, 1, 2].map(Partition).into_iter().chain((0..3).map(Hostd)).collect();
                 (self.faults, self.active, self.ops, self.pace) = (32, 6000 * MS, 80, 60 * MS);
+            }
+            Flavour::Bytes => {
+                use Kind::{Clone, Create, Punch, Read, Rename, Truncate, Unlink, Write};
+                self.make(Flavour::Plain);
+                (self.joint, self.ranges, self.strides) = (true, true, true);
+                (self.clients, self.closes) = (self.clients.max(3), 60);
+                (self.file_max, self.write_max) = (64 << 10, 6000);
+                self.syncs = self.syncs.max(20);
+                self.favour = [
+                    &[Write; 14][..],
+                    &[Read; 8],
+                    &[Truncate, Create, Create, Rename, Unlink, Punch, Clone],
+                ]
+                .concat();
             }
             Flavour::Joint => {
                 use Kind::{Create, Exchange, Link, List, Mkdir, Rename, Tmpfile, Unlink, Write};
@@ -429,6 +470,8 @@ pub struct Outcome {
     pub kinds: BTreeMap<&'static str, u64>,
     /// Operations on names of directories that are used jointly.
     pub joint: u64,
+    /// Writes under leases on ranges.
+    pub parts: u64,
     /// Those that did not fit what others had done.
     pub untaken: u64,
     /// Those whose head was lost before anybody else knew of them.
@@ -455,6 +498,7 @@ impl Outcome {
         self.over_quota += other.over_quota;
         self.snapshots += other.snapshots;
         self.joint += other.joint;
+        self.parts += other.parts;
         self.untaken += other.untaken;
         self.unsaid += other.unsaid;
         self.heirs += other.heirs;
@@ -618,6 +662,8 @@ pub struct World<'a> {
     pub(crate) verdicts: crate::process::verdict::Verdicts,
     pub(crate) locks: crate::process::locks::Locks,
     pub(crate) jointly: crate::process::joint::Jointly,
+    /// Of each block of a file that was written under a lease on ranges, who wrote it last, and when in the model's time.
+    pub(crate) writers: BTreeMap<(u64, usize), (usize, u64)>,
     pub(crate) history: crate::actor::operator::History,
     sink: Option<&'a mut dyn FnMut(&str)>,
 }
@@ -659,7 +705,7 @@ impl<'a> World<'a> {
         let mut hosts = hosts.collect::<Result<Vec<_>, _>>()?;
         for host in &mut hosts {
             (host.keeps_chunks, host.by_hand) = (preset.hears(), preset.by_hand());
-            host.joint = preset.shares();
+            (host.joint, host.ranges) = (preset.shares(), preset.shares_bytes());
             host.compression = preset.compression.unwrap_or_else(|| draw_compression(seed));
         }
         let resend = Random::new(seed ^ 0x2e5e).below(6);
@@ -688,6 +734,7 @@ impl<'a> World<'a> {
             verdicts: Default::default(),
             locks: Default::default(),
             jointly: Default::default(),
+            writers: BTreeMap::new(),
             history: Default::default(),
             sink,
             preset,

@@ -6,8 +6,13 @@ use sim::run;
 use sim::scenario::ALL;
 
 /// Histories that showed something.
-const FOUND: &[(&str, u64)] =
-    &[("old-epoch-accepted", 24), ("heir-untold", 9), ("heir-untold", 80)];
+const FOUND: &[(&str, u64)] = &[
+    ("old-epoch-accepted", 24),
+    ("heir-untold", 9),
+    ("heir-untold", 80),
+    ("shared-bytes", 69),
+    ("shared-bytes", 116),
+];
 
 #[test]
 fn every_scenario_is_clean() {

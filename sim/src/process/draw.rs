@@ -335,8 +335,9 @@ impl World<'_> {
     }
 
     fn draw_target(&mut self) -> Target {
-        let dir = self.draw_dir();
-        let name = vec![b'a' + self.random.below(NAMES) as u8];
+        let few = self.preset.strides && self.random.chance(7, 8);
+        let dir = if few { 1 } else { self.draw_dir() };
+        let name = vec![b'a' + self.random.below(if few { 2 } else { NAMES }) as u8];
         let ino = self.target(dir, &name).filter(|ino| !self.is_being_made(*ino));
         Target { dir, name, ino }
     }
@@ -548,13 +549,23 @@ impl World<'_> {
             Ok(found) => found,
             Err(first) => return first,
         };
-        let (offset, len) = self.draw_range();
-        let keep = self.random.chance(1, 2);
+        let (mut offset, mut len) = self.draw_range();
+        let mut keep = self.random.chance(1, 2);
         let size = match self.model.current(ino).map(|s| &s.body) {
             Some(Body::File(bytes, _)) => bytes.len() as u64,
             _ => 0,
         };
+        if self.preset.strides
+            && matches!(kind, Kind::Write | Kind::Read)
+            && let Some(own) = self.draw_stride(c, size)
+        {
+            ((offset, len), keep) = (own, false);
+        }
         Some(match kind {
+            // (Its times are of all that was written.)
+            Kind::Read if self.preset.strides && self.random.chance(1, 8) => {
+                Call::Fgetattr { handle, ino }
+            }
             Kind::Read => {
                 let len = if keep { self.preset.file_max } else { len } as usize;
                 Call::Read { handle, ino, offset: if keep { 0 } else { offset }, len }
@@ -599,6 +610,21 @@ impl World<'_> {
         })
     }
 
+    /// Bytes of blocks that mostly one process uses, or now and then those beside them.
+    fn draw_stride(&mut self, c: usize, size: u64) -> Option<(u64, u64)> {
+        let (clients, blocks) = (self.actors.len() as u64, size / BLOCK);
+        let mine = if self.random.chance(11, 12) { c as u64 } else { self.random.below(clients) };
+        let block = self.random.below(blocks.max(1)) / clients * clients + mine;
+        if block >= blocks || self.random.chance(1, 30) {
+            return None;
+        }
+        let whole = self.random.chance(1, 2);
+        let from = block * BLOCK + if whole { 0 } else { self.random.below(BLOCK) };
+        let most = if self.random.chance(1, 10) { 2 * BLOCK } else { (block + 1) * BLOCK - from };
+        let most = most.min(size - from);
+        Some((from, if whole { most } else { 1 + self.random.below(most) }))
+    }
+
     fn draw_attributes(&mut self, kind: Kind) -> Option<Call> {
         let ino = self.draw_target().ino?;
         let state = self.model.current(ino)?;
@@ -606,6 +632,10 @@ impl World<'_> {
         let set = |set| Some(Call::SetAttr { ino, set });
         let none = SetAttr::default();
         match kind {
+            // (Files that several shall write at a time are long.)
+            Kind::Truncate if is_file && self.preset.strides && self.random.chance(3, 4) => {
+                Some(Call::Truncate { ino, size: self.preset.file_max })
+            }
             Kind::Truncate => is_file.then(|| Call::Truncate { ino, size: self.draw_offset() }),
             Kind::Chmod if is_file || is_dir => {
                 let bits = self.draw_mode([0o644, 0o600, 0o640, 0o755]);

@@ -67,8 +67,7 @@ impl Work {
         let state = self.get(ino)?;
         state.mtime = time;
         if clear_setid {
-            let group = if state.mode & 0o10 != 0 { 0o2000 } else { 0 };
-            state.mode &= !(0o4000 | group);
+            state.clear_setid();
         }
         match &mut state.body {
             Body::File(bytes, _) => Ok(bytes),
@@ -213,7 +212,9 @@ pub fn effects(model: &Model, op: &Op<'_>, time: u64) -> Result<Vec<(u64, State)
         }
         Op::Write { ino, offset, data, clear_setid } => {
             let end = offset as usize + data.len();
-            let bytes = w.bytes(ino, clear_setid)?;
+            w.get(ino)?.written(time, clear_setid);
+            w.time = w.get(ino)?.ctime;
+            let bytes = w.bytes(ino, false)?;
             bytes.resize(bytes.len().max(end), 0);
             bytes[offset as usize..end].copy_from_slice(data);
         }
@@ -306,7 +307,7 @@ pub fn effects(model: &Model, op: &Op<'_>, time: u64) -> Result<Vec<(u64, State)
     }
     w.changed.sort_unstable();
     w.changed.dedup();
-    let Work { mut states, changed, .. } = w;
+    let Work { mut states, changed, time } = w;
     let stamped = changed.into_iter().filter_map(|ino| {
         let mut state = states.remove(&ino)?;
         if state.mode != 0 {

@@ -79,9 +79,10 @@ impl World<'_> {
 
     /// A node may have granted leases.
     pub(super) fn look_at_grants(&mut self, n: usize) {
+        let now = self.model.now();
         let actors = self.actors.iter_mut().filter(|a| a.node == n);
         let last = actors.filter_map(|a| a.process.as_mut()?.attached.last_mut());
-        last.for_each(Attached::look_at_grants);
+        last.for_each(|attached| attached.look_at_grants(now));
     }
 
     /// A process has appended one that counts if it is taken.

@@ -13,7 +13,7 @@ use super::call::{Call, Reply, Value, Walked};
 use super::effects::ACL;
 use super::host::CHANGED;
 use super::*;
-use crate::model::{Body, State};
+use crate::model::{Body, Look, State};
 use crate::rights::{R, W, X};
 
 const S_IFMT: u32 = 0o170_000;
@@ -61,7 +61,7 @@ fn changed(op: &Op<'_>) -> Option<(u64, Range<u64>)> {
     }
 }
 
-impl Part {
+impl Piece {
     /// Whether an entry of a later session is this one, which did not count, once more. (A write tells by its bytes.)
     fn is_again(&self, op: &Op<'_>, what: &str) -> bool {
         let kind = |text: &str| text.split([' ', '{']).next().map(str::to_owned);
@@ -131,7 +131,7 @@ impl World<'_> {
         }
         if fits {
             let before = again.as_ref().map_or(before, |part| part.before);
-            under_way.last_part = Some(Part { session, seq, what, before });
+            under_way.last_part = Some(Piece { session, seq, what, before });
             if let (Some(part), Some(process)) = (again, self.process(c)) {
                 let mut all = process.attached.iter_mut();
                 if let Some(ended) = all.find(|a| a.session == part.session) {
@@ -515,9 +515,20 @@ impl World<'_> {
         what: impl FnOnce() -> String,
         fits: impl Fn(&State) -> bool,
     ) -> Result<(), String> {
+        self.saw_look(c, u, ino, what, &Look::Of(&fits))
+    }
+
+    fn saw_look(
+        &mut self,
+        c: usize,
+        u: &UnderWay,
+        ino: u64,
+        what: impl FnOnce() -> String,
+        look: &Look<'_>,
+    ) -> Result<(), String> {
         let sessions = |p: &mut Process| p.attached.iter().map(|a| a.session).collect::<Vec<_>>();
         let by: Vec<usize> = self.process(c).map(sessions).unwrap_or_default();
-        let seen = self.model.glimpse(&by, ino, u.since, false, fits);
+        let seen = self.model.glimpse(&by, ino, u.since, false, look);
         if seen.is_err() && (self.is_tainted(c, u, &[ino]) || self.is_of_past_head(c, u)) {
             return Ok(());
         }
@@ -639,7 +650,8 @@ impl World<'_> {
                             to == bytes.len() || zeroes(to..to + 1)
                         }
                 };
-                self.saw(c, u, *ino, || format!("data or a hole at {found}"), fits)
+                let what = || format!("data or a hole at {found}");
+                self.saw_look(c, u, *ino, what, &Look::Content(&fits))
             }
             (Call::GetXattr { ino, name }, Value::Bytes(value)) => {
                 let fits =
@@ -791,15 +803,11 @@ impl World<'_> {
             let want = piece.min(len - at);
             let got = &bytes[at.min(bytes.len())..bytes.len().min(at + want)];
             let from = offset as usize + at;
-            let moment = |all: &[u8], got: &[u8], want: usize| {
-                all[from.min(all.len())..all.len().min(from + want)] == *got
-            };
             let what = || {
                 let crc = base::crc32c(0, got);
                 format!("{} bytes at {from} of {want}, crc {crc:08x}", got.len())
             };
-            let fits = |s: &State| matches!(&s.body, Body::File(all, _) if moment(all, got, want));
-            let seen = self.saw(c, u, ino, what, fits);
+            let seen = self.saw_look(c, u, ino, what, &Look::Bytes { from, want, got });
             let Err(why) = seen else {
                 at += got.len();
                 if got.len() < want || at >= len {

@@ -22,9 +22,9 @@ impl Attached {
         (word.0 != 0).then(|| word.mode())
     }
 
-    /// Notes of each inode the mode of the lease that was given last.
-    pub(super) fn look_at_grants(&mut self) {
-        let (words, modes) = &mut self.given;
+    /// Notes of each inode the mode of the lease that was given last, and when in the model's time.
+    pub(super) fn look_at_grants(&mut self, now: u64) {
+        let ((words, modes), times) = (&mut self.given, &mut self.given_at);
         let first = control::lease_word(0) as usize - 8;
         self.memory.view(|log| {
             // One slot after the other: the inode, and the word. (Slots are taken from the first one on.)
@@ -40,6 +40,7 @@ impl Attached {
                 }
                 if std::mem::replace(&mut words[slot], word) != word && word != 0 {
                     modes.insert(ino, LeaseWord(word).mode());
+                    times.insert(ino, now);
                 }
             }
         });
@@ -63,6 +64,56 @@ impl World<'_> {
                 {
                     return Err(format!(
                         "leases conflict: inode {ino} is {own:?} at client {c}, {mode:?} at client {other}"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the lease on a file that a process was given last is one on ranges. (It may be on its way back by now.)
+    pub(super) fn has_ranges(&self, c: usize, ino: u64) -> bool {
+        let last = self.actors[c].process.as_ref().and_then(|p| p.attached.last());
+        let given = last.and_then(|a| a.given.1.get(&ino));
+        self.preset.shares_bytes() && given == Some(&LeaseMode::Joint)
+    }
+
+    /// What a process does under a lease on ranges must be a write inside the file's size, to blocks that nobody else has written since it
+    /// was given something of the file last.
+    pub(super) fn judge_ranges(
+        &mut self,
+        c: usize,
+        session: usize,
+        op: &Op<'_>,
+    ) -> Result<(), String> {
+        if !self.preset.shares_bytes() {
+            return Ok(());
+        }
+        for ino in effects::touched(op) {
+            if !self.has_ranges(c, ino) {
+                continue;
+            }
+            let size = match self.model.current(ino).map(|s| &s.body) {
+                Some(Body::File(bytes, _)) => bytes.len() as u64,
+                _ => continue,
+            };
+            let (from, to) = match *op {
+                Op::Write { offset, data, .. } => (offset, offset + data.len() as u64),
+                _ => return Err(format!("inode {ino}: done with some bytes of it, and takes all")),
+            };
+            if to > size {
+                return Err(format!("inode {ino}: {from}..{to} written beside others, of {size}"));
+            }
+            let now = self.model.now() + 1;
+            let last = self.actors[c].process.as_ref().and_then(|p| p.attached.last());
+            let given = last.and_then(|a| a.given_at.get(&ino)).copied().unwrap_or(0);
+            for block in from as usize / BLOCK..(to as usize).div_ceil(BLOCK) {
+                let before = self.writers.insert((ino, block), (session, now));
+                if let Some((other, at)) =
+                    before.filter(|(other, at)| *other != session && *at > given)
+                {
+                    return Err(format!(
+                        "leases conflict: block {block} of inode {ino} is written by session {session}, given something at {given}, and by {other} at {at}"
                     ));
                 }
             }
