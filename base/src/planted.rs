@@ -828,6 +828,8 @@ pub enum Bug {
     RangeWriteUnjudged = 550,
     /// Who syncs a file that others write as well waits for nothing that is in their logs.
     SyncSharedAlone = 552,
+    /// Who has some bytes of a file is shown blocks that its own last write has moved, before that is published.
+    RangeHalfPublished = 553,
     /// A head that does not know which bytes a client has believes that it has none.
     RangesUnreported = 551,
     /// What stores have answered while somebody did something else came too late.
@@ -2693,6 +2695,11 @@ impl Bug {
             Bug::RangeWriteUnjudged,
             "range-write-unjudged",
             "a program writes bytes of a file that are another's",
+        ),
+        (
+            Bug::RangeHalfPublished,
+            "range-half-published",
+            "who has bytes of a file beside others reads what was in a block before it was given to the file",
         ),
         (
             Bug::SyncSharedAlone,

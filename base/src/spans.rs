@@ -101,7 +101,7 @@ mod tests {
                 if !range.is_empty() && !spans.has_some(&range) {
                     let most = range.start / 8 * 8..range.end.next_multiple_of(8);
                     let gap = spans.gap(&range, most.clone());
-                    let free = |at: u64| at < SIZE && !bytes[at as usize] || at >= SIZE;
+                    let free = |at: u64| bytes.get(at as usize).is_none_or(|taken| !taken);
                     let from = (most.start..=range.start).rev().take_while(|at| free(*at)).last();
                     let to = (range.end..most.end)
                         .take_while(|at| free(*at))

@@ -39,7 +39,7 @@ pub const ELSEWHERE: &[(std::ops::Range<u16>, &str)] = &[
     (536..538, "block/tests/pool.rs"),
     (545..546, "service/tests/node/ranges.rs"),
     (547..549, "service/tests/node/ranges.rs"),
-    (550..553, "service/tests/node/ranges.rs"),
+    (550..554, "service/tests/node/ranges.rs"),
     (538..539, "block/tests/paced.rs"),
     (539..541, "block/tests/pool.rs"),
     (90..91, "service/tests/node/grants.rs"),

@@ -273,10 +273,10 @@ impl<H: Host> LibFsOn<H> {
             // The copy counts only if the lease still holds after it.
             then_look();
             let held = self.held(session, &state, LeaseMode::Read) || own();
-            if !(held && session.segment.in_time()) && !planted(Bug::ReadUnchecked) {
-                return Err(Stop::Wait(Wait::Again));
+            if held && session.segment.in_time() || planted(Bug::ReadUnchecked) {
+                return copied;
             }
-            copied
+            Err(Stop::Wait(Wait::Again))
         })
     }
 

@@ -632,11 +632,21 @@ impl Node {
         }
         let own = self.agent.clients.get(&p.client).is_some_and(|c| c.published >= p.after);
         // A block allocated by an operation that is not published holds bytes of its former life. (Who has some bytes of a file, or is
-        // given some, reads no others: and those he has from the stream up to there, or from himself.)
+        // given some, reads no others: and those he has from the stream up to there, or from himself. What others do to theirs meanwhile
+        // never ends, perhaps.)
         let bytes = matches!(p.stage, Stage::Granted(LeaseMode::Joint, ..))
             || self.agent.clients.get(&p.client).is_some_and(|c| c.is_joint(p.ino));
-        let clean = bytes
-            || self.member.dirty.get(&p.ino).is_none_or(|(seq, ..)| *seq <= self.member.published);
+        let clean = match bytes {
+            true => self
+                .agent
+                .clients
+                .get(&p.client)
+                .is_some_and(|c| c.published >= c.applied || planted(Bug::RangeHalfPublished)),
+            false => {
+                let dirty = self.member.dirty.get(&p.ino);
+                dirty.is_none_or(|(seq, ..)| *seq <= self.member.published)
+            }
+        };
         if self.member.published >= stream && own && clean {
             return true;
         }
