@@ -236,18 +236,9 @@ fn inode(
     let searches = record.parent != InodeId::NONE && asks.may(&record, X).is_ok();
     let parent_proof = if searches { asks.proof(record.parent) } else { Proof::NONE };
     let proof = asks.proof(record.ino);
-    let (granted, extents, complete) = (rpc::Granted::default(), Vec::new(), true);
-    let reply = InodeReply {
-        granted,
-        reflected,
-        record,
-        extents,
-        complete,
-        target,
-        proof,
-        parent_proof,
-        ..InodeReply::default()
-    };
+    let shown =
+        InodeReply { reflected, record, target, proof, parent_proof, ..InodeReply::default() };
+    let reply = InodeReply { complete: true, ..shown };
     let mut body = Vec::new();
     reply.encode(&mut body);
     Ok(Step::Answer(body))

@@ -154,12 +154,6 @@ fn is_dir(node: &Node) -> bool {
     node.mode & FMT == DIR
 }
 
-/// The times of a file that is written become those of the latest write, in whatever order they come.
-fn wrote(file: &mut Node, time: u64) {
-    let time = time.max(file.ctime);
-    (file.mtime, file.ctime) = (time, time);
-}
-
 fn put_bytes(file: &mut Node, at: usize, data: &[u8]) {
     let body = &mut file.body;
     body.resize(body.len().max(at + data.len()), 0);
@@ -418,13 +412,13 @@ impl Model {
             Act::Write(n, at, len) => {
                 let file = self.file(n)?;
                 put_bytes(file, *at as usize, &content(step, *len as usize));
-                wrote(file, time);
+                (file.mtime, file.ctime) = (time, time);
             }
             Act::Append(n, len) => {
                 let file = self.file(n)?;
                 let end = file.body.len();
                 put_bytes(file, end, &content(step, *len as usize));
-                wrote(file, time);
+                (file.mtime, file.ctime) = (time, time);
             }
             Act::Truncate(n, size) => {
                 let file = self.file(n)?;

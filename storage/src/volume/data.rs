@@ -397,9 +397,6 @@ impl Volume {
             self.copies.push(CopyItem::Copy { from, to: piece.to, len: piece.len });
         }
         inode.size = inode.size.max(end);
-        // Of several clients who write other bytes of it at the same time (`control`, "Ranges") the order in which that is done here
-        // says nothing: the times are those of the latest, whoever comes last.
-        let now = if planted(Bug::RangeTimesByOrder) { now } else { now.max(inode.ctime) };
         self.touch_file(ino, &mut inode, held, setid, now)
     }
 

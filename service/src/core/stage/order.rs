@@ -14,6 +14,7 @@ use super::draft::{Draft, Ended, Entries, Taken};
 use crate::core::frame::Checked;
 use crate::core::message::{Message, Raw};
 use crate::core::parts::Step;
+use crate::core::reach::SERVICE;
 use crate::core::{Failure, Node, cause, entries};
 
 /// Clients' clocks may be so much ahead of the head's.
@@ -145,7 +146,7 @@ impl Node {
         // What a client takes for now may be any number; what is too far ahead is brought back before it is anybody's ctime.
         let told = header.time;
         let bounded = told.min(self.env.realtime().saturating_add(AHEAD_MAX));
-        let header = &Header { time: self.time_of(op, bounded), ..*header };
+        let header = &Header { time: self.time_of(client, op, bounded)?, ..*header };
         if planted(Bug::RedeemedTwice) {
             self.redeem(client, header.promised);
         }
@@ -543,7 +544,8 @@ impl Node {
             if done > 0 && (self.turn_is_over() || draft.len() + REAP_SLACK / 2 > draft.reserved) {
                 break;
             }
-            let bytes = op.to_entry(Sequence(1), self.view.epoch, 0, self.time_of(op, time), 0);
+            let time = self.time_of(SERVICE, op, time)?;
+            let bytes = op.to_entry(Sequence(1), self.view.epoch, 0, time, 0);
             let Ok((header, _)) = storage::format::entry::decode(&bytes, 0) else { break };
             let source = (draft.source.0, draft.source.1 + draft.len() as u64 + 64);
             match self.volume.apply(&header, op, source) {
@@ -570,12 +572,20 @@ impl Node {
     }
 
     /// The time of an operation that is ordered now: a snapshot's says which number and slot it gets, and whoever has inodes of one that is
-    /// gone must not find another there.
-    fn time_of(&self, op: &Op<'_>, time: u64) -> u64 {
-        match op {
+    /// gone must not find another there. Of clients that write other bytes of a file at once none knows the others' times, and the order in
+    /// which their writes come here says nothing: the file's times do not go back.
+    fn time_of(&self, client: ClientId, op: &Op<'_>, time: u64) -> Result<u64, Failure> {
+        let shares = |ino| {
+            let head = self.part.head().filter(|_| !planted(Bug::RangeTimesByOrder));
+            head.is_some_and(|head| head.leases.mode(client, ino) == LeaseMode::Joint)
+        };
+        Ok(match *op {
             Op::Snapshot { .. } => self.volume.snapshot_time(time),
+            Op::Write { ino, .. } if shares(ino) => {
+                self.volume.attr(ino)?.map_or(time, |record| time.max(record.ctime.nanos()))
+            }
             _ => time,
-        }
+        })
     }
 
     /// Ends a draft of the service's own.
